@@ -330,7 +330,7 @@ class EditSession(JournalledModule):
             raise edit_errors.no_single_place(node, "none" if before is None else "two")
         following = node.next
         place = self._given(after).next if before is None else self._given(before)
-        if place is node:
+        if place is node or place is following:  # it is there already
             return
         place.prepend(node)
         out_of_order = [o for o in node.all_input_nodes if node < o] or [

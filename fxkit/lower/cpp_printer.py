@@ -41,7 +41,7 @@ def print_kernel(kernel: Kernel, name: str) -> str:
 
 
 def show_schedule(kernel: Kernel) -> str:
-    """Say in which form a kernel is computed, and what each pass over a row does."""
+    """Say in which form a kernel is computed, and what each sweep over a row does."""
     printer = kernel_printer(kernel, "kernel")
     form = (type(printer).__doc__ or "").partition("\n")[0]
     head = f"{type(printer).__name__}: {form}"

@@ -13,7 +13,10 @@ import torch
 
 import fxkit
 from fxkit.authoring.operators.callables import FUNCTIONS, functions_page
+from fxkit.authoring.operators.derivative import partials_of
 from fxkit.authoring.operators.elementwise import ElementwiseOperator
+from fxkit.authoring.operators.primitives import PRIMITIVES, REAL, term
+from fxkit.authoring.operators.terms import operand
 from fxkit.passes import DecomposeToAten, DecomposeToCore
 from fxkit.passes.decomposition.core_operators import is_core
 from fxkit.torch_adapters.operators import OpOverload
@@ -90,6 +93,13 @@ def test_a_function_is_the_same_by_core_operators(
         if function is not math.lgamma:
             is_number = ~expected.isnan()
             assert torch.equal(found.signbit()[is_number], expected.signbit()[is_number])
+
+
+def test_each_function_of_floats_has_a_derivative() -> None:
+    for op, primitive in PRIMITIVES.items():
+        if primitive.rule == REAL:
+            operands = [operand(name) for name in "xyz"[: primitive.arity]]
+            assert any(partials_of(term(op, *operands))), op
 
 
 def several(found: object) -> tuple[torch.Tensor, ...]:

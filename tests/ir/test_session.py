@@ -149,6 +149,14 @@ def test_nothing_changed_is_not_recompiled(monkeypatch: pytest.MonkeyPatch) -> N
     assert "a = torch.relu" in gm.code
 
 
+def test_a_move_to_where_a_node_is_changes_nothing() -> None:
+    gm, nodes = _traced()
+    with edit(gm) as session:
+        session.move(nodes["relu"], before=nodes["relu"].next)
+        session.move(nodes["relu"], after=nodes["relu"].prev)
+        assert not session.is_modified
+
+
 def test_the_journal_reads_like_the_graph() -> None:
     gm, nodes = _traced()
     with edit(gm, by="demo") as session:

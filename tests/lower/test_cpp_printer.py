@@ -82,17 +82,17 @@ def test_broadcasting_is_a_stride_of_nought() -> None:
 
 def test_softmax_takes_three_passes_and_keeps_the_powers() -> None:
     plan = schedule(kernel_of(lambda x: F.softmax(x, -1), torch.randn(4, 100)))
-    assert [len(p.reductions) for p in plan.passes] == [1, 1, 0]
+    assert [len(p.reductions) for p in plan.sweeps] == [1, 1, 0]
     assert plan.buffers == (3,)
-    assert plan.passes[2].buffered == (3,)
-    assert [p.stores for p in plan.passes] == [(), (), (0,)]
+    assert plan.sweeps[2].buffered == (3,)
+    assert [p.stores for p in plan.sweeps] == [(), (), (0,)]
 
 
 def test_rows_too_long_for_the_cache_are_computed_again() -> None:
     plan = schedule(kernel_of(lambda x: F.softmax(x, -1), torch.randn(1, 100_000)))
     assert plan.buffers == ()
-    assert plan.passes[2].buffered == ()
-    assert 3 in plan.passes[2].values
+    assert plan.sweeps[2].buffered == ()
+    assert 3 in plan.sweeps[2].values
 
 
 def test_a_load_is_not_buffered() -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from functools import reduce
 
-from fxkit.authoring.operators.primitives import term, truth
+from fxkit.authoring.operators.primitives import PRIMITIVES, term, truth
 from fxkit.authoring.operators.terms import Term, const, is_const
 
 # Powers up to here are products.
@@ -72,19 +72,13 @@ def _remainder(x: Term, y: Term) -> Term:
     return term("sub", x, term("mul", y, term("rint", term("div", x, y))))
 
 
-_SAME_NAME = (
-    "sqrt", "exp", "exp2", "expm1", "log2", "log10", "log1p", "erf", "erfc", "lgamma", "sin",
-    "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
-    "floor", "ceil", "trunc", "isnan", "isinf", "isfinite",
-)  # fmt: skip
-
 FUNCTIONS: dict[Callable[..., object], Callable[..., Term]] = {
-    **{getattr(math, name): _primitive(name) for name in _SAME_NAME if hasattr(math, name)},
+    # Primitives with the names of functions of `math`.
     **{
-        getattr(math, name): _primitive(name, 2)
-        for name in ("copysign", "atan2", "fmod", "nextafter")
+        getattr(math, primitive.op): _primitive(primitive.op, primitive.arity)
+        for primitive in PRIMITIVES.values()
+        if hasattr(math, primitive.op)
     },
-    math.hypot: _primitive("hypot", 2),
     math.fabs: lambda x: term("abs", term("float", x)),
     math.pow: lambda x, y: power(term("float", x), y),
     math.log: _log,

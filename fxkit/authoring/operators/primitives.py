@@ -8,7 +8,7 @@ called; see `evaluation`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 
 from fxkit.authoring.operators.terms import CONST, Term, apply, const, in_order, is_const
 from fxkit.lower.loop_ir.builder import Ref
+from fxkit.lower.loop_ir.scalar_functions import SCALAR_FUNCTIONS
 from fxkit.lower.operators.integer_ops import floored_quotient, floored_rest
 from fxkit.lower.operators.row_table import scanned
 from fxkit.lower.operators.scalar_ops import TABLE
@@ -109,12 +110,13 @@ def _binary(op: str, build: Any, compute: Any, rule: str = ARITHMETIC) -> Primit
     return Primitive(op, rule, build, compute, arity=2, takes_numbers=True)
 
 
-def _real(name: str, compute: Callable[..., torch.Tensor] | None = None) -> Primitive:
-    return Primitive(name, REAL, _function(name), compute or getattr(torch, name))
-
-
-def _real_of_two(name: str) -> Primitive:
-    return Primitive(name, REAL, _function(name), getattr(torch, name), arity=2)
+def _real_functions() -> Iterator[Primitive]:
+    """Yield a primitive for each scalar function of kernels that takes and returns floats."""
+    # A power of integers is one too; no function of Python's is called `normal_cdf`.
+    others = ("pow", "normal_cdf")
+    for op, known in SCALAR_FUNCTIONS.items():
+        if (known.is_call or op in ("sqrt", "copysign")) and op not in others:
+            yield Primitive(op, REAL, _function(op), known.reference, known.arity)
 
 
 def _sign(x: Ref) -> Ref:
@@ -213,17 +215,9 @@ _ROWS = (
     _scan("min", _extremes(torch.cummin)),
     Primitive("row_wide", FIRST, _wide, lambda x, row: x, arity=2),
     # --- functions of `math`
-    *map(
-        _real,
-        (
-            "sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc",
-            "lgamma", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-            "asinh", "acosh", "atanh", "sigmoid",
-        ),
-    ),
-    *map(_real_of_two, ("copysign", "atan2", "fmod", "hypot", "nextafter")),
+    *_real_functions(),
     _binary("pow", _pow, torch.pow),
-)  # fmt: skip
+)
 
 PRIMITIVES = {primitive.op: primitive for primitive in _ROWS}
 

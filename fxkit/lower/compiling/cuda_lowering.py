@@ -23,7 +23,7 @@ from fxkit.lower.compiling.whole_operators import Choosing
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.loop_ir.loop_ir import Kernel
-from fxkit.lower.scheduling import gpu_mapping
+from fxkit.lower.scheduling import choose_thread_mapping
 from fxkit.passes.manager.instruments import Instrument
 
 _FIRST_GPU = torch.device("cuda", 0)
@@ -46,7 +46,7 @@ class CudaPolicy(Policy):
 
     def refusal(self, kernel: Kernel) -> str | None:
         """Return why there is no CUDA text for a kernel, or None."""
-        return gpu_mapping.objection(kernel)
+        return choose_thread_mapping.objection(kernel)
 
     def objection(self, group: FusionGroup) -> str | None:
         """Return why eager is as fast for a region, or None when a kernel pays."""

@@ -21,7 +21,8 @@ An embedding whose first row reads as zeros, as text:
 
 A value is *row-wide* when it has one element for each point of the row, else it is a *row scalar*:
 a constant, a load that is the same all along the row, or the result of a reduction. The body says
-nothing of loops: in how many passes over the row it is computed follows from it (`schedule.py`).
+nothing of loops: in how many sweeps over the row it is computed follows from it
+(`lower/scheduling/row_sweeps.py`).
 A softmax, as text:
 
     kernel [4096] [1024]

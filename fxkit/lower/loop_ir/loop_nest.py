@@ -1,12 +1,12 @@
 """The loop nest: in which loops a kernel is computed, before it is text.
 
 A nest is a tree of statements over one kernel of the loop IR. Its loops say how they run: one
-iteration after another, unrolled, as the blocks of a grid, as the threads of a block, or as lanes,
-neighbours along one axis that one thread handles together. Its other statements compute an
-instruction of the kernel (`%2 = ...`), carry out one of its stores, or fold what a reduction has
-come to. A nest that nothing has scheduled yet runs over the axes of the kernel, and each pass of
-`fxkit.lower.scheduling` makes another nest of it that computes the same. As text, a softmax before
-any pass:
+iteration after another, unrolled, as the blocks of a grid, as the threads of a block, or as lanes:
+neighbouring elements along one axis that one thread handles together, as a vector. Its other
+statements compute an instruction of the kernel (`%2 = ...`), carry out one of its stores, or fold
+into an accumulator what a reduction has come to. `plain_nest` makes loops over the axes of the
+kernel, and each pass of `fxkit.lower.scheduling` makes another nest that computes the same. As
+text, a softmax before any pass:
 
     parallel i0 < 9:
       f64 a1
@@ -77,14 +77,15 @@ class PartialResult:
 
 @dataclass(frozen=True)
 class ThreadMapping:
-    """What a block of threads is given of a kernel.
+    """How the work of a kernel is divided among the blocks and threads of a GPU.
 
     Attributes:
-        width: Neighbours that a thread handles at a time.
-        lane_axis: The axis along which they lie.
+        width: How many elements that lie together in memory a thread handles at a time: its lanes.
+        lane_axis: The axis along which they lie together.
         threads: Threads of a block.
-        group: Threads of a row.
-        items: Times `width` elements of a row that a thread holds; 0 where rows are walked.
+        group: Threads that share a row; a block has `threads // group` rows.
+        items: How many tiles of `width` elements of its row a thread holds in registers; 0 where
+            rows are too long for that, and each sweep reads them again.
         splits: Blocks that share a row.
         share: Elements of a row that each of them takes.
         is_across: Whether neighbouring threads have neighbouring rows, and not parts of one.
@@ -108,7 +109,7 @@ class LoopNest:
         kernel: The kernel.
         body: The loops. Blocks at this level are launches, one after the other.
         is_aligned: Whether each buffer begins at a multiple of sixteen bytes.
-        mapping: What a block of threads is given; None before that is chosen.
+        mapping: How the work is divided among blocks and threads; None before that is chosen.
         partials: What launches leave for later ones.
     """
 

@@ -161,7 +161,7 @@ def held_in_registers(kernel: Kernel, mapping: ThreadMapping) -> Held:
 
 def _span(plan: Schedule, value: int) -> tuple[int, int]:
     """Return the first and the last sweep that need a value."""
-    needed = [n for n, one in enumerate(plan.passes) if value in (*one.values, *one.buffered)]
+    needed = [n for n, one in enumerate(plan.sweeps) if value in (*one.values, *one.buffered)]
     return (needed[0], needed[-1]) if needed else (0, 0)
 
 

@@ -33,7 +33,7 @@ class NestPass(ABC):
 
 
 def mapping_of(nest: LoopNest) -> ThreadMapping:
-    """Return what a block of threads is given; one thread everything where it is not chosen."""
+    """Return how work is divided among threads; one thread has it all where it is not chosen."""
     return nest.mapping or ThreadMapping(1, max(0, len(nest.kernel.sizes) - 1), 1)
 
 

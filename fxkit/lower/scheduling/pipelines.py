@@ -8,9 +8,9 @@ from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.loop_ir.loop_nest import LoopNest
 from fxkit.lower.scheduling.axis_order import with_a_row, with_an_axis
 from fxkit.lower.scheduling.cascade_sums import CascadeSums
+from fxkit.lower.scheduling.choose_thread_mapping import ChooseThreadMapping
 from fxkit.lower.scheduling.distribute_rows import DistributeRows
 from fxkit.lower.scheduling.flatten_loops import FlattenLoops
-from fxkit.lower.scheduling.gpu_mapping import ChooseThreadMapping
 from fxkit.lower.scheduling.hold_in_registers import HoldInRegisters
 from fxkit.lower.scheduling.map_points import MapPoints
 from fxkit.lower.scheduling.map_rows import MapRows
@@ -23,12 +23,12 @@ from fxkit.lower.scheduling.split_lanes import SplitLanes
 from fxkit.lower.scheduling.vectorise_accesses import VectoriseAccesses
 
 GPU: tuple[NestPass, ...] = (
-    ChooseThreadMapping(),  # who computes what: chosen once, by sizes and strides
+    ChooseThreadMapping(),  # blocks, threads and elements of each: from sizes and strides
     SplitLanes(),  # j < 64  ->  j_tile < 16, lanes l < 4
     SinkLanes(),  # lanes { for }  ->  for { lanes }
     FlattenLoops(),  # i0 { i1 }  ->  row
     MapPoints(),  # tile  ->  block, thread, grid-stride loop
-    MapRows(),  # row  ->  block, slot of the block
+    MapRows(),  # row  ->  block, and which of its rows (slot)
     DistributeRows(),  # j  ->  thread t, and a fold over t
     HoldInRegisters(),  # what several sweeps read is loaded once
     CascadeSums(),  # float32 within lanes, float64 between

@@ -75,7 +75,7 @@ def _rows(nest: LoopNest) -> Block:
     kernel = nest.kernel
     plan = schedule(kernel, 0)
     body: list[Statement] = []
-    for one in plan.passes:
+    for one in plan.sweeps:
         body += _computed(kernel, one.scalars)
         if one.reductions or one.stores or _checks(kernel, one):
             body += _sweep(nest, one)
@@ -89,7 +89,7 @@ def _checks(kernel: Kernel, one: RowSweep) -> bool:
 
 def row_stores(kernel: Kernel, plan: Schedule) -> list[int]:
     """Return the positions of the stores that write one element a row."""
-    carried = {p for one in plan.passes for p in one.stores}
+    carried = {p for one in plan.sweeps for p in one.stores}
     return [p for p in range(len(kernel.stores)) if p not in carried]
 
 

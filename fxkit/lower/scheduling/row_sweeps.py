@@ -28,10 +28,10 @@ MANY_ROWS = 16
 
 @dataclass(frozen=True)
 class RowSweep:
-    """One pass over a row.
+    """One sweep over a row.
 
     Attributes:
-        scalars: Row scalars known at its beginning that no earlier pass knew.
+        scalars: Row scalars known at its beginning that no earlier sweep knew.
         values: Row-wide values that it computes, in order.
         buffered: Row-wide values that it reads from row buffers.
         keeps: Row-wide values that it writes to row buffers.
@@ -61,20 +61,20 @@ class RowSweep:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The passes of a kernel.
+    """The sweeps of a kernel.
 
     Attributes:
-        passes: In order of execution.
-        scalars: Row scalars that are known only after the last pass.
+        sweeps: In order of execution.
+        scalars: Row scalars that are known only after the last sweep.
         wide: For each instruction, whether it is row-wide.
     """
 
-    passes: tuple[RowSweep, ...]
+    sweeps: tuple[RowSweep, ...]
     scalars: tuple[int, ...]
     wide: tuple[bool, ...]
 
     def __str__(self) -> str:
-        lines = [f"  sweep {number}: {one}" for number, one in enumerate(self.passes)]
+        lines = [f"  sweep {number}: {one}" for number, one in enumerate(self.sweeps)]
         if self.scalars:
             lines.append(f"  after the row: {_names(self.scalars)}")
         return "\n".join(lines)
@@ -82,7 +82,7 @@ class Schedule:
     @property
     def buffers(self) -> tuple[int, ...]:
         """Row-wide values that have a row buffer, in order."""
-        return tuple(sorted({value for p in self.passes for value in p.keeps}))
+        return tuple(sorted({value for p in self.sweeps for value in p.keeps}))
 
 
 def _names(values: Iterable[int]) -> str:
@@ -92,7 +92,7 @@ def _names(values: Iterable[int]) -> str:
 def schedule(
     kernel: Kernel, buffer_bytes: int = MAX_BUFFER_BYTES, most_recomputed: int = MAX_RECOMPUTED
 ) -> Schedule:
-    """Return the passes of a kernel.
+    """Return the sweeps of a kernel.
 
     Args:
         kernel: The kernel.
@@ -108,34 +108,34 @@ class _Scheduler:
         self._body = kernel.body
         self._kernel = kernel
         self._wide = kernel.row_wide
-        self._pass_of = self._first_passes()
-        self._loop_pass_of = [self._loop_pass(p) for p in range(len(self._body))]
+        self._sweep_of = self._first_sweeps()
+        self._loop_sweep_of = [self._loop_sweep(p) for p in range(len(self._body))]
         self._kept = self._choose_buffers(room)
 
     def run(self) -> Schedule:
-        last = max(self._loop_pass_of, default=0)
+        last = max(self._loop_sweep_of, default=0)
         for position, store in enumerate(self._kernel.stores):
             if self._wide[store.value] or not self._row_scalar_store(position):
-                last = max(last, self._pass_of[store.value])
-        passes = [self._pass(number) for number in range(last + 1)]
-        return Schedule(tuple(passes), tuple(self._scalars_of(last + 1)), tuple(self._wide))
+                last = max(last, self._sweep_of[store.value])
+        sweeps = [self._sweep(number) for number in range(last + 1)]
+        return Schedule(tuple(sweeps), tuple(self._scalars_of(last + 1)), tuple(self._wide))
 
-    def _first_passes(self) -> list[int]:
-        """Return, for each value, the first pass in which (or before which) it can be computed."""
+    def _first_sweeps(self) -> list[int]:
+        """Return, for each value, the first sweep in which (or before which) it can be computed."""
         result: list[int] = []
         for instruction in self._body:
             number = max(map(result.__getitem__, instruction.operands), default=0)
             result.append(number + instruction.is_reduction)
         return result
 
-    def _loop_pass(self, position: int) -> int:
-        """Return the pass whose loop a value needs; 0 for a row scalar that needs none."""
+    def _loop_sweep(self, position: int) -> int:
+        """Return the sweep whose loop a value needs; 0 for a row scalar that needs none."""
         if self._body[position].is_reduction:
-            return self._pass_of[position] - 1
-        return self._pass_of[position] if self._wide[position] else 0
+            return self._sweep_of[position] - 1
+        return self._sweep_of[position] if self._wide[position] else 0
 
     def _choose_buffers(self, room: int) -> set[int]:
-        """Choose the values that a later pass reads and that cost more than to load."""
+        """Choose the values that a later sweep reads and that cost more than to load."""
         kept: set[int] = set()
         row = math.prod(self._kernel.row_sizes)
         for position in self._crossing():
@@ -146,12 +146,12 @@ class _Scheduler:
         return kept
 
     def _crossing(self) -> Iterator[int]:
-        """Yield the row-wide values that a later pass reads directly."""
+        """Yield the row-wide values that a later sweep reads directly."""
         found = set()
         for position, instruction in enumerate(self._body):
-            reader = self._loop_pass_of[position]
+            reader = self._loop_sweep_of[position]
             for operand in instruction.operands:
-                crosses = self._wide[operand] and self._pass_of[operand] < reader
+                crosses = self._wide[operand] and self._sweep_of[operand] < reader
                 if crosses and self._body[operand].op != "load":
                     found.add(operand)
         yield from sorted(found)
@@ -166,20 +166,22 @@ class _Scheduler:
             self._cost(operand, seen) for operand in instruction.operands
         )
 
-    def _pass(self, number: int) -> RowSweep:
+    def _sweep(self, number: int) -> RowSweep:
         reductions = [
-            p for p, i in enumerate(self._body) if i.is_reduction and self._pass_of[p] == number + 1
+            p
+            for p, i in enumerate(self._body)
+            if i.is_reduction and self._sweep_of[p] == number + 1
         ]
         stores = [
             p
             for p, s in enumerate(self._kernel.stores)
-            if self._pass_of[s.value] == number and not self._row_scalar_store(p)
+            if self._sweep_of[s.value] == number and not self._row_scalar_store(p)
         ]
-        keeps = [p for p in sorted(self._kept) if self._pass_of[p] == number]
+        keeps = [p for p in sorted(self._kept) if self._sweep_of[p] == number]
         roots = [self._body[p].operands[0] for p in reductions]
         roots += [self._kernel.stores[p].value for p in stores] + keeps
         roots += [
-            p for p, i in enumerate(self._body) if i.op == "check" and self._pass_of[p] == number
+            p for p, i in enumerate(self._body) if i.op == "check" and self._sweep_of[p] == number
         ]
         values, buffered = self._needed(roots, number)
         return RowSweep(
@@ -203,11 +205,11 @@ class _Scheduler:
         return [
             p
             for p, i in enumerate(self._body)
-            if not self._wide[p] and not i.is_reduction and self._pass_of[p] == number
+            if not self._wide[p] and not i.is_reduction and self._sweep_of[p] == number
         ]
 
     def _needed(self, roots: list[int], number: int) -> tuple[list[int], list[int]]:
-        """Return the values that a pass computes, and those it reads from row buffers."""
+        """Return the values that a sweep computes, and those it reads from row buffers."""
         values: set[int] = set()
         buffered: set[int] = set()
         stack = [root for root in roots if self._wide[root]]
@@ -215,7 +217,7 @@ class _Scheduler:
             position = stack.pop()
             if position in values or position in buffered:
                 continue
-            if position in self._kept and self._pass_of[position] < number:
+            if position in self._kept and self._sweep_of[position] < number:
                 buffered.add(position)
                 continue
             values.add(position)

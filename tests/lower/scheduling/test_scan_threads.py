@@ -8,8 +8,8 @@ import pytest
 
 from fxkit.lower.codegen.cuda.nest_printer import CudaNestPrinter
 from fxkit.lower.loop_ir.nest_verifier import verify_nest
+from fxkit.lower.scheduling.choose_thread_mapping import choose_mapping
 from fxkit.lower.scheduling.distribute_rows import DistributeRows
-from fxkit.lower.scheduling.gpu_mapping import choose_mapping
 from fxkit.lower.scheduling.pipelines import GPU
 from fxkit.lower.scheduling.plain_nest import plain_nest
 from tests.lower.scheduling.nests import before_and_after, computes_its_kernel, running

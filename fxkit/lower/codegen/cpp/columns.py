@@ -23,7 +23,7 @@ LANES = 64
 MORE_LANES = (256, 128)
 ENOUGH_TILES = 8
 
-# What a tile keeps from one pass to the next stays in the second-level cache. Only functions are
+# What a tile keeps from one sweep to the next stays in the second-level cache. Only functions are
 # worth it: what is read has to be passed again anyway.
 MAX_TILE_BYTES = 256 * 1024
 
@@ -56,8 +56,8 @@ class ColumnPrinter(KernelPrinter):
             and count < ENOUGH_TILES
             and len(kernel.row_sizes) == 1
             and kernel.row_sizes[0] >= LONG_ROW
-            and sum(bool(one.reductions) for one in self._schedule.passes) == 1
-            and not any(one.stores for one in self._schedule.passes)
+            and sum(bool(one.reductions) for one in self._schedule.sweeps) == 1
+            and not any(one.stores for one in self._schedule.sweeps)
             and not any(i.is_scan or i.op == "check" for i in kernel.body)
         )
 
@@ -68,7 +68,7 @@ class ColumnPrinter(KernelPrinter):
     def _best_lanes(self) -> int:
         """Return how many rows make a tile."""
         outer = math.prod(self._kernel.outer_sizes[:-1])
-        if is_free(self._rows) or is_free(outer) or len(self._schedule.passes) > 1:
+        if is_free(self._rows) or is_free(outer) or len(self._schedule.sweeps) > 1:
             return LANES
         enough = (n for n in MORE_LANES if outer * (self._rows // n) >= ENOUGH_TILES)
         return next(enough, LANES)
@@ -141,11 +141,11 @@ class ColumnPrinter(KernelPrinter):
         pragma = f"#pragma omp simd{self._fault_clause(values)}"
         self._vector_loops(Bounds("0", "width", self._lanes, self._lanes), [Loop(pragma, body)])
 
-    def _pass(self, one: RowSweep) -> None:
+    def _sweep(self, one: RowSweep) -> None:
         if self._is_cut:
-            self._cut_pass(one)
+            self._cut_sweep(one)
         else:
-            self._uncut_pass(one, 0, self._kernel.row_sizes[-1])
+            self._uncut_sweep(one, 0, self._kernel.row_sizes[-1])
         sums = [p for p in one.reductions if self._is_float_sum(p)]
         if sums:
             self._open_lanes()
@@ -153,8 +153,8 @@ class ColumnPrinter(KernelPrinter):
                 self._add(f"v{p}[l] = (float)t{p}[l];")
             self._close()
 
-    def _cut_pass(self, one: RowSweep) -> None:
-        """Print a pass over parts of the rows, which threads share; put its results together."""
+    def _cut_sweep(self, one: RowSweep) -> None:
+        """Print a sweep over parts of the rows, which threads share; put its results together."""
         names = {p: f"{'t' if self._is_float_sum(p) else 'v'}{p}" for p in one.reductions}
         length = self._kernel.row_sizes[0]
         size = ceil_div(length, PARTS * BLOCK) * BLOCK
@@ -164,7 +164,7 @@ class ColumnPrinter(KernelPrinter):
         self._open_parts(length, size)
         for p in one.reductions:
             self._declare_lanes(p)
-        self._uncut_pass(one, "first", "last")
+        self._uncut_sweep(one, "first", "last")
         self._open_lanes()
         for name in names.values():
             self._add(f"{name}_of[part][l] = {name}[l];")
@@ -181,8 +181,8 @@ class ColumnPrinter(KernelPrinter):
         self._close()
         self._close()
 
-    def _uncut_pass(self, one: RowSweep, begin: str | int, end: str | int) -> None:
-        """Print a pass over the rows, or over a part of them."""
+    def _uncut_sweep(self, one: RowSweep, begin: str | int, end: str | int) -> None:
+        """Print a sweep over the rows, or over a part of them."""
         sums = [p for p in one.reductions if self._is_float_sum(p)]
         self._start(one.reductions, sums)
         self._start_scans(p for p in one.values if self._body(p).is_scan)
@@ -233,7 +233,7 @@ class ColumnPrinter(KernelPrinter):
                 self._accumulate(position, f"v{position}[l]")
 
     def _kept(self, value: int) -> str:
-        """Return the text of an element that an earlier pass kept.
+        """Return the text of an element that an earlier sweep kept.
 
         To the functions of the C library vectors are other code than the elements that are left
         over: what they compute a second time may differ in its last bit.

@@ -20,7 +20,7 @@ SIGNS = {"neg": "^ 0x8000", "abs": "& 0x7fff"}
 
 
 def only_moves(kernel: Kernel, one: RowSweep) -> bool:
-    """Tell whether all that a pass does is to store halves that it has read, or constants.
+    """Tell whether all that a sweep does is to store halves that it has read, or constants.
 
     They may have changed sign.
     """
@@ -56,7 +56,7 @@ def _is_moved(kernel: Kernel, position: int) -> bool:
 
 
 def deciding_values(kernel: Kernel, one: RowSweep) -> list[int]:
-    """Return the values of a pass that say what is moved, in order, and its checks."""
+    """Return the values of a sweep that say what is moved, in order, and its checks."""
     found = {p for p in one.values if kernel.body[p].op == "check"}
     for store in one.stores:
         found.update(_deciding(kernel, kernel.stores[store].value))

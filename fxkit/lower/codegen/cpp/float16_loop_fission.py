@@ -24,7 +24,7 @@ FEW = 3
 
 @dataclass(frozen=True)
 class LoopPart:
-    """What one loop of a pass does.
+    """What one loop of a sweep does.
 
     Attributes:
         reads: Values that it reads from arrays of earlier parts.
@@ -48,7 +48,7 @@ class LoopPart:
 
 
 def rounded_parts(kernel: Kernel, one: RowSweep) -> tuple[LoopPart, ...]:
-    """Return the parts of a pass, or none where one loop takes no longer, or there are scans."""
+    """Return the parts of a sweep, or none where one loop takes no longer, or there are scans."""
     if any(kernel.body[p].is_scan for p in one.values):
         return ()
     cutter = _Cutter(kernel, one)
@@ -59,7 +59,7 @@ def rounded_parts(kernel: Kernel, one: RowSweep) -> tuple[LoopPart, ...]:
 class _Cutter:
     def __init__(self, kernel: Kernel, one: RowSweep) -> None:
         self._body = kernel.body
-        self._pass = one
+        self._sweep = one
         self._stored = {p: unrounded(kernel, p) for p in one.stores}
         self._checks = [p for p in one.values if kernel.body[p].op == "check"]
         self._inside = {*one.values, *one.buffered}
@@ -82,16 +82,16 @@ class _Cutter:
 
     def _is_rounding(self, position: int) -> bool:
         instruction = self._body[position]
-        is_computed = position not in self._pass.buffered
+        is_computed = position not in self._sweep.buffered
         return is_computed and instruction.op == "round" and instruction.detail == torch.float16
 
     def _operands(self, position: int) -> tuple[int, ...]:
-        return () if position in self._pass.buffered else self._body[position].operands
+        return () if position in self._sweep.buffered else self._body[position].operands
 
     def _roots(self) -> list[int]:
-        """Return what a pass computes for others."""
-        operands = [self._body[p].operands[0] for p in self._pass.reductions]
-        return [*self._stored.values(), *self._pass.keeps, *operands, *self._checks]
+        """Return what a sweep computes for others."""
+        operands = [self._body[p].operands[0] for p in self._sweep.reductions]
+        return [*self._stored.values(), *self._sweep.keeps, *operands, *self._checks]
 
     def _live(self) -> set[int]:
         live: set[int] = set()
@@ -110,7 +110,7 @@ class _Cutter:
     def _is_cheap(self, position: int) -> bool:
         """Tell whether a value is read or computed again in each part that needs it."""
         instruction = self._body[position]
-        if position in self._pass.buffered or instruction.op == "index":
+        if position in self._sweep.buffered or instruction.op == "index":
             return True
         if instruction.op == "load":
             return not instruction.operands
@@ -119,9 +119,9 @@ class _Cutter:
     def _part(self, level: int) -> LoopPart:
         """Return a part; what it reads is noted for those before it, which come later."""
         stores = [p for p, value in self._stored.items() if self._ready(value) == level]
-        buffers = [p for p in self._pass.keeps if self._ready(p) == level]
+        buffers = [p for p in self._sweep.keeps if self._ready(p) == level]
         reductions = [
-            p for p in self._pass.reductions if self._ready(self._body[p].operands[0]) == level
+            p for p in self._sweep.reductions if self._ready(self._body[p].operands[0]) == level
         ]
         checks = [p for p in self._checks if self._level[p] == level]
         kept = sorted(self._kept.get(level, ()))

@@ -28,7 +28,7 @@ class Float16Rows(LaneRows, ABC):
     Args:
         kernel: The kernel.
         name: Name of the function.
-        plan: The kernel's passes.
+        plan: The kernel's sweeps.
     """
 
     def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
@@ -38,13 +38,13 @@ class Float16Rows(LaneRows, ABC):
 
     @abstractmethod
     def _text_in(self, one: RowSweep, value: int) -> str:
-        """Return the text of a value that a pass computes, or reads from a row buffer."""
+        """Return the text of a value that a sweep computes, or reads from a row buffer."""
 
     def _half_loops(self, one: RowSweep, bounds: Bounds, clause: str) -> bool:
-        """Print the loops of a pass if they are others than for other elements.
+        """Print the loops of a sweep if they are others than for other elements.
 
         Args:
-            one: The pass.
+            one: The sweep.
             bounds: Where they begin and end.
             clause: A clause for each loop, besides those that what it does asks for.
         """
@@ -61,7 +61,7 @@ class Float16Rows(LaneRows, ABC):
         return True
 
     def _only_sums(self, one: RowSweep) -> bool:
-        """Tell whether a pass does no more than to sum halves up, in the order of memory."""
+        """Tell whether a sweep does no more than to sum halves up, in the order of memory."""
         if not self._has_halves or one.stores or one.keeps or not one.reductions:
             return False
         if not is_free(self._kernel.row_sizes[-1]) and self._kernel.row_sizes[-1] < SHORT_ROW:
@@ -81,7 +81,7 @@ class Float16Rows(LaneRows, ABC):
             self._add(f"v{p} += fx_sum_halves({first}, {count});")
 
     def _parts_of(self, one: RowSweep) -> tuple[LoopPart, ...]:
-        """Return the parts of a pass that is divided where results are rounded to halves."""
+        """Return the parts of a sweep that is divided where results are rounded to halves."""
         is_cut = self._has_halves and len(self._stretches) == 1
         return rounded_parts(self._kernel, one) if is_cut else ()
 
@@ -97,7 +97,7 @@ class Float16Rows(LaneRows, ABC):
         return replace(loop, rounded=part.rounds)
 
     def _part_body(self, one: RowSweep, part: LoopPart) -> None:
-        """Print what a part of a pass does for an element."""
+        """Print what a part of a sweep does for an element."""
         assert self._halves is not None
         for value in sorted({*part.reads, *part.values}):
             if value in part.reads:
@@ -121,7 +121,7 @@ class Float16Rows(LaneRows, ABC):
             self._accumulate(position, f"v{position}")
 
     def _moves(self, one: RowSweep) -> bool:
-        """Tell whether a pass does no more than to move halves, which it reads without doubt."""
+        """Tell whether a sweep does no more than to move halves, which it reads without doubt."""
         if not self._has_halves or not only_moves(self._kernel, one):
             return False
         loads = [self._body(p) for p in one.values if self._body(p).op == "load"]

@@ -49,7 +49,7 @@ class KernelPrinter(VectorLoops, ABC):
     Args:
         kernel: The kernel; its row has at least one axis.
         name: Name of the function.
-        plan: The kernel's passes.
+        plan: The kernel's sweeps.
     """
 
     def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
@@ -64,7 +64,7 @@ class KernelPrinter(VectorLoops, ABC):
 
     @property
     def schedule(self) -> Schedule:
-        """The passes over each row."""
+        """The sweeps over each row."""
         return self._schedule
 
     def text(self) -> str:
@@ -117,10 +117,10 @@ class KernelPrinter(VectorLoops, ABC):
     def _tile_body(self) -> None:
         """Print what is computed of one tile."""
         self._declare()
-        for one in self._schedule.passes:
+        for one in self._schedule.sweeps:
             self._row_scalars(one.scalars, ())
             if one.reductions or one.stores or one.keeps:
-                self._pass(one)
+                self._sweep(one)
         self._row_scalars(self._schedule.scalars, self._row_stores())
 
     def _attribute(self) -> str:
@@ -164,8 +164,8 @@ class KernelPrinter(VectorLoops, ABC):
         """Compute row scalars, and store those that are results."""
 
     @abstractmethod
-    def _pass(self, one: RowSweep) -> None:
-        """Print one pass over the row."""
+    def _sweep(self, one: RowSweep) -> None:
+        """Print one sweep over the row."""
 
     @abstractmethod
     def _ref(self, position: int) -> str:
@@ -251,7 +251,7 @@ class KernelPrinter(VectorLoops, ABC):
 
     def _row_stores(self) -> list[int]:
         """Return the positions of the stores of one element a row."""
-        carried = {p for one in self._schedule.passes for p in one.stores}
+        carried = {p for one in self._schedule.sweeps for p in one.stores}
         return [p for p in range(len(self._kernel.stores)) if p not in carried]
 
     def _row_terms(self, access: Access) -> list[str]:

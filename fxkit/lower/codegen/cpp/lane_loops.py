@@ -28,7 +28,7 @@ _GAINING = named(lambda f: f.in_lanes == "gains")
 # The same for operands near zero; others are computed one by one.
 _NEAR = named(lambda f: f.in_lanes == "near")
 
-# What can stand in such a pass.
+# What can stand in such a sweep.
 _FUNCTIONS = named(lambda f: f.in_lanes in ("gains", "has"))
 _COMPARISONS = frozenset("lt le gt ge eq ne".split())
 _LOGIC = frozenset("and or xor not".split())
@@ -46,11 +46,11 @@ def gains_in_lanes(
     is_near: bool = False,
     along: IndexInterval | None = None,
 ) -> bool:
-    """Tell whether a pass can be printed in lanes and takes fewer instructions there.
+    """Tell whether a sweep can be printed in lanes and takes fewer instructions there.
 
     Args:
         kernel: The kernel.
-        plan: Its passes.
+        plan: Its sweeps.
         one: One of them.
         elements: Dtypes of which one is what memory holds, of each value that varies along the row.
         is_near: Whether it is printed for operands near zero.
@@ -73,7 +73,7 @@ def stands_in_lanes(
     is_near: bool = False,
     along: IndexInterval | None = None,
 ) -> bool:
-    """Tell whether a pass can be printed in lanes; see `gains_in_lanes`."""
+    """Tell whether a sweep can be printed in lanes; see `gains_in_lanes`."""
     functions = _FUNCTIONS | _NEAR if is_near else _FUNCTIONS
     body = kernel.body
     needed = needed_values(kernel, one)
@@ -104,7 +104,7 @@ def unguarded(kernel: Kernel, along: IndexInterval | None, position: int) -> Ins
 
 
 def needed_values(kernel: Kernel, one: RowSweep) -> set[int]:
-    """Return the values of a pass that something comes of.
+    """Return the values of a sweep that something comes of.
 
     Nothing comes of a rounding that storing its result does anyway.
     """

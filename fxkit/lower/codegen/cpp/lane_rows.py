@@ -18,7 +18,7 @@ from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule
 
 
 class LaneRows(KernelPrinter, ABC):
-    """Prints the loops of passes over rows, in lanes where they gain by it.
+    """Prints the loops of sweeps over rows, in lanes where they gain by it.
 
     In the text, `lanes3` has a sum or a maximum for each lane, and becomes value 3; `on` says which
     lanes there are at the end of a row.
@@ -26,7 +26,7 @@ class LaneRows(KernelPrinter, ABC):
     Args:
         kernel: The kernel.
         name: Name of the function.
-        plan: The kernel's passes.
+        plan: The kernel's sweeps.
     """
 
     _stretches: tuple[IndexInterval, ...]
@@ -44,7 +44,7 @@ class LaneRows(KernelPrinter, ABC):
 
     @abstractmethod
     def _loops(self, one: RowSweep, begin: str | int, end: str | int, clause: str = "") -> None:
-        """Print the loops of a pass over a block of the row."""
+        """Print the loops of a sweep over a block of the row."""
 
     @abstractmethod
     def _lengths(self) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class LaneRows(KernelPrinter, ABC):
     def _loop_of(
         self, one: RowSweep, values: Iterable[int], body: Callable[[], None], clause: str
     ) -> Loop:
-        """Return the loop of a pass, or of a part of one.
+        """Return the loop of a sweep, or of a part of one.
 
         Args:
             one: What it does.
@@ -76,14 +76,14 @@ class LaneRows(KernelPrinter, ABC):
         return Loop(pragma, body, lanes=lanes, folded=folded)
 
     def _lanes_of(self, one: RowSweep) -> Lanes | None:
-        """Return how the loop of a pass handles many elements at once, if it does."""
+        """Return how the loop of a sweep handles many elements at once, if it does."""
         is_whole = len(self._stretches_of(one)) == 1
         if not is_whole or not (self._gains_in_lanes(one) or self._streams_lines(one)):
             return None
         return self._even_lanes(MOST)
 
     def _stretches_of(self, one: RowSweep) -> tuple[IndexInterval, ...]:
-        """Return the stretches of a row that differ in what a pass computes."""
+        """Return the stretches of a row that differ in what a sweep computes."""
         return merged(self._stretches, one.values)
 
     def _even_lanes(self, count: int) -> Lanes:
@@ -94,7 +94,7 @@ class LaneRows(KernelPrinter, ABC):
         return gains_in_lanes(self._kernel, self._schedule, one, is_near=self._is_near)
 
     def _streams_lines(self, one: RowSweep) -> bool:
-        """Tell whether a pass in lanes could replace lines of memory without a room for them."""
+        """Tell whether a sweep in lanes could replace lines of memory without a room for them."""
         is_streamed = any(self._kernel.stores[p].access in self._streams for p in one.stores)
         return is_streamed and stands_in_lanes(
             self._kernel, self._schedule, one, is_near=self._is_near
@@ -112,7 +112,7 @@ class LaneRows(KernelPrinter, ABC):
             self._close_fold(p)
 
     def _has_near_version(self, one: RowSweep) -> bool:
-        """Tell whether a pass calls what is faster near zero, and may be repeated."""
+        """Tell whether a sweep calls what is faster near zero, and may be repeated."""
         is_repeatable = not one.reductions and not any(
             self._body(p).is_scan or self._body(p).op == "check" for p in one.values
         )
@@ -139,7 +139,7 @@ class LaneRows(KernelPrinter, ABC):
                 self._add(f"{self._flag(p)} nan{p} = 0;")
         for p in (p for p in one.values if self._body(p).is_scan):
             start = cpp_text.identity_of(self._monoid(p), self._body(p).dtype)
-            is_again = p in self._scanned_before  # for a later pass, as it was not kept
+            is_again = p in self._scanned_before  # for a later sweep, as it was not kept
             self._add(f"{'' if is_again else self._type(p) + ' '}a{p} = {start};")
             self._scanned_before.add(p)
 

@@ -148,18 +148,18 @@ def streamed_accesses(
 ) -> frozenset[Access]:
     """Return how large results of a kernel are written that leave past the caches.
 
-    Their rows are whole lines, and the pass that writes them waits for memory.
+    Their rows are whole lines, and the sweep that writes them waits for memory.
 
     Args:
         kernel: The kernel.
-        plan: Its passes.
-        in_lanes: Whether a pass may wait that is printed in lanes, and computes less then.
+        plan: Its sweeps.
+        in_lanes: Whether a sweep may wait that is printed in lanes, and computes less then.
     """
     if free_numbers(kernel) or not kernel.points:
         return frozenset()
     waiting = [
         one
-        for one in plan.passes
+        for one in plan.sweeps
         if not _is_busy(kernel, one) or (in_lanes and gains_in_lanes(kernel, plan, one))
     ]
     stores = [kernel.stores[p] for one in waiting for p in one.stores]
@@ -194,7 +194,7 @@ def _touched(kernel: Kernel, access: Access) -> int:
 
 
 def _is_busy(kernel: Kernel, one: RowSweep) -> bool:
-    """Tell whether a pass computes so much for an element that plain stores are done meanwhile."""
+    """Tell whether a sweep computes so much for an element that plain stores are done meanwhile."""
     called = [kernel.body[p] for p in one.values if calls_function(kernel.body[p])]
     long = [i for i in called if i.op not in _BRIEF or i.dtype != torch.float32]
     return bool(long) or len(called) > 1

@@ -194,8 +194,8 @@ class PackedBfloat16Printer(RowPrinter):
         """
         self._streams, self._streams_in_lanes = frozenset(), True
         if self._even_lanes(2 * MOST).is_even:
-            passes = filter(self._is_short_in_lanes, self._schedule.passes)
-            written = {self._kernel.stores[p].access for one in passes for p in one.stores}
+            sweeps = filter(self._is_short_in_lanes, self._schedule.sweeps)
+            written = {self._kernel.stores[p].access for one in sweeps for p in one.stores}
             self._streams = streamed_accesses(self._kernel, self._schedule) & written
 
     def _writes(self, one: RowSweep, accesses: Collection[Access]) -> bool:
@@ -275,11 +275,11 @@ class PackedBfloat16Printer(RowPrinter):
         for text in self._results:
             self._add(text)
 
-    def _pass(self, one: RowSweep) -> None:
+    def _sweep(self, one: RowSweep) -> None:
         if self._is_tiled:
-            self._uncut_pass(one, 0, "end - begin + 1")
+            self._uncut_sweep(one, 0, "end - begin + 1")
         else:
-            super()._pass(one)
+            super()._sweep(one)
 
     def _open_steps(self) -> None:
         kind = step_type(self._kernel, in_pairs=True)

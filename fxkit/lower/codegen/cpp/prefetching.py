@@ -18,9 +18,9 @@ SHORT_BYTES = 1024
 CACHED_BYTES = 1 << 21
 LONG_AXIS = 8
 
-# Where a row is gone through several times, memory is idle after the first. So the last pass asks
+# Where a row is gone through several times, memory is idle after the first. So the last sweep asks
 # for the next row, part by part, as long as it fits into the nearest cache beside this one. It does
-# not where the first pass computes so much that lines arrive meanwhile.
+# not where the first sweep computes so much that lines arrive meanwhile.
 ASKED = 256
 NEXT_BYTES = 1 << 14
 
@@ -107,19 +107,19 @@ def _row_later(sizes: tuple[int, ...], strides: tuple[int, ...], rows: int) -> i
 
 
 def next_rows(kernel: Kernel, plan: Schedule, one: RowSweep) -> list[Access]:
-    """Return one access for each pointer whose next row a pass asks for.
+    """Return one access for each pointer whose next row a sweep asks for.
 
     Args:
         kernel: The kernel.
-        plan: Its passes.
-        one: The pass.
+        plan: Its sweeps.
+        one: The sweep.
     """
-    passes, length = plan.passes, kernel.row_sizes[-1]
-    if len(passes) < 2 or one is not passes[-1] or one.reductions:
+    sweeps, length = plan.sweeps, kernel.row_sizes[-1]
+    if len(sweeps) < 2 or one is not sweeps[-1] or one.reductions:
         return []
     if is_free(length) or length < ASKED:
         return []
-    if any(cpp_text.calls_function(kernel.body[p]) for p in passes[0].values):
+    if any(cpp_text.calls_function(kernel.body[p]) for p in sweeps[0].values):
         return []
     found = _rows_behind_each_other(kernel)
     sizes = [kernel.buffers[access.buffer].dtype.itemsize for access in found]

@@ -75,7 +75,7 @@ class RowSums:
         self._wide = kernel.row_wide
 
     def are_in_double(self, one: RowSweep) -> bool:
-        """Tell whether a pass sums in float64 from the first element."""
+        """Tell whether a sweep sums in float64 from the first element."""
         return (
             self._moves_narrow(one)
             or not all(map(self._becomes_vector_code, self._needed(one)))
@@ -85,16 +85,16 @@ class RowSums:
         )
 
     def may_repeat(self, one: RowSweep) -> bool:
-        """Tell whether a pass may sum a number that has to be rounded over and over."""
+        """Tell whether a sweep may sum a number that has to be rounded over and over."""
         return any(map(self._chooses_the_same, self._needed(one)))
 
     def divides(self, one: RowSweep) -> int | None:
-        """Return the condition by which the loops of a pass are divided in the text, if any."""
+        """Return the condition by which the loops of a sweep are divided in the text, if any."""
         conditions = self._dividing(one)
         return min(conditions) if len(conditions) == 1 and not self.has_whole_loops(one) else None
 
     def has_whole_loops(self, one: RowSweep) -> bool:
-        """Tell whether the compiler has to leave the loops of a pass as they are."""
+        """Tell whether the compiler has to leave the loops of a sweep as they are."""
         conditions = self._dividing(one)
         is_divided = len(conditions) == 1 and len(self._stretches) == 1
         return bool(conditions) and (not is_divided or any(self._wide[o] for o in conditions))
@@ -111,7 +111,7 @@ class RowSums:
         return not self._varies[first] and self._varies[second]
 
     def _dividing(self, one: RowSweep) -> set[int]:
-        """Return the conditions of a pass with results of rows that are the same all along."""
+        """Return the conditions of a sweep with results of rows that are the same all along."""
         if not one.reductions:
             return set()
         read = {o for p in self._needed(one) for o in self._body(p).operands}
@@ -122,7 +122,7 @@ class RowSums:
         }
 
     def _moves_narrow(self, one: RowSweep) -> bool:
-        """Tell whether a pass moves conditions or small integers.
+        """Tell whether a sweep moves conditions or small integers.
 
         Compilers handle as many elements at once as a vector has of the narrowest, and put so many
         sums of floats together one by one, or make no vector code of it: too far from eager.
@@ -165,7 +165,7 @@ class RowSums:
         return is_small or not math.isfinite(number)
 
     def _needed(self, one: RowSweep) -> list[int]:
-        """Return the values along the row that a pass computes for its results."""
+        """Return the values along the row that a sweep computes for its results."""
         found = set[int]()
         open_ = [self._body(p).operands[0] for p in one.reductions]
         open_ += [*one.keeps, *(unrounded(self._kernel, p) for p in one.stores)]

@@ -52,7 +52,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         self._block = block_size()
 
     def _attribute(self) -> str:
-        if any(map(self._row_sums.has_whole_loops, self._schedule.passes)):
+        if any(map(self._row_sums.has_whole_loops, self._schedule.sweeps)):
             return "FX_WHOLE_LOOPS "
         return "FX_SCHEDULED " if self._is_stepped and is_ordered(self._kernel) else ""
 
@@ -80,7 +80,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
 
     def _common_values(self, kernel: Kernel) -> CommonValues:
         """Return what rows have in common, unless they are but moved."""
-        is_moved = all(only_moves(self._kernel, one) for one in self._schedule.passes)
+        is_moved = all(only_moves(self._kernel, one) for one in self._schedule.sweeps)
         return CommonValues() if is_moved else common_values(kernel)
 
     def _before_tiles(self) -> None:
@@ -141,27 +141,27 @@ class RowPrinter(SoftmaxWithoutMaximum):
             self._store(position)
         self._is_lone = False
 
-    def _pass(self, one: RowSweep) -> None:
+    def _sweep(self, one: RowSweep) -> None:
         if one in self._early:
-            self._early_pass(one, self._early[one])
+            self._early_sweep(one, self._early[one])
         elif self._is_cut:
-            self._cut_pass(one)
+            self._cut_sweep(one)
         else:
-            self._uncut_pass(one, *(("begin", "end") if self._is_tiled else ("0", self._length)))
+            self._uncut_sweep(one, *(("begin", "end") if self._is_tiled else ("0", self._length)))
         for p in one.reductions:
             if self._is_float_sum(p):
                 self._add(f"const float s{p} = (float)t{p};")
                 if self._facts.is_only_divisor(p):
                     self._add(f"const float inverse{p} = (float)(1.0 / t{p});")
 
-    def _cut_pass(self, one: RowSweep) -> None:
-        """Print a pass over parts of a row, which threads share, and put its results together."""
+    def _cut_sweep(self, one: RowSweep) -> None:
+        """Print a sweep over parts of a row, which threads share, and put its results together."""
         names = {p: f"{'t' if self._is_float_sum(p) else 'v'}{p}" for p in one.reductions}
         size = part_length(self._length)
         for p, name in names.items():
             self._add(f"{self._total_type(p)} {name}_of[{PARTS}];")
         self._open_parts(self._length, size)
-        self._uncut_pass(one, "first", "last")
+        self._uncut_sweep(one, "first", "last")
         for name in names.values():
             self._add(f"{name}_of[part] = {name};")
         self._close()
@@ -173,8 +173,8 @@ class RowPrinter(SoftmaxWithoutMaximum):
                 self._fold(p, name, f"{name}_of[part]")
             self._close()
 
-    def _uncut_pass(self, one: RowSweep, begin: str | int, end: str | int) -> None:
-        """Print a pass over a row, or over a part of it."""
+    def _uncut_sweep(self, one: RowSweep, begin: str | int, end: str | int) -> None:
+        """Print a sweep over a row, or over a part of it."""
         self._declare_accumulators(one)
         self._along_part(one, begin, end)
         self._settle_nans(one)
@@ -218,7 +218,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
             self._close()
 
     def _sum_block(self, one: RowSweep) -> int:
-        """Return how many elements a pass sums up in float32, where it does."""
+        """Return how many elements a sweep sums up in float32, where it does."""
         is_short = self._lanes_of(one) and self._row_sums.may_repeat(one)
         return FEW * MOST if is_short else self._block
 
@@ -228,7 +228,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         self._add(f"FX_STEPS({step_type(self._kernel)}, {count});")
 
     def _divided_loops(self, one: RowSweep, begin: str | int, end: str | int) -> None:
-        """Print the loops of a pass, for either outcome of a condition that divides them."""
+        """Print the loops of a sweep, for either outcome of a condition that divides them."""
         condition = self._row_sums.divides(one)
         if condition is None:
             self._loops(one, begin, end)
@@ -241,10 +241,10 @@ class RowPrinter(SoftmaxWithoutMaximum):
             self._close()
 
     def _loops(self, one: RowSweep, begin: str | int, end: str | int, clause: str = "") -> None:
-        """Print the loops of a pass over a block of the row, those of each stretch.
+        """Print the loops of a sweep over a block of the row, those of each stretch.
 
         Args:
-            one: The pass.
+            one: The sweep.
             begin: Where the block begins.
             end: Where it ends.
             clause: A clause for each loop, besides those that what it does asks for.
@@ -267,7 +267,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         self._conditions.leave()
 
     def _full_loops(self, one: RowSweep, bounds: Bounds, begin: str | int, clause: str) -> None:
-        """Print the loops of a pass whose elements are computed as they are."""
+        """Print the loops of a sweep whose elements are computed as they are."""
         body = functools.partial(self._stepped_body, one, begin)
         self._folding_loops(bounds, [self._loop_of(one, one.values, body, clause)])
 
@@ -301,7 +301,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         self._loop_body(one)
 
     def _next_rows(self, one: RowSweep) -> list[Access]:
-        """Return one access for each pointer whose next row a pass asks for, part by part."""
+        """Return one access for each pointer whose next row a sweep asks for, part by part."""
         if self._is_cut or self._is_stepped or self._has_halves:
             return []
         if len(self._stretches_of(one)) != 1:
@@ -382,7 +382,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
             self._accumulate(position, f"v{position}")
 
     def _text_in(self, one: RowSweep, value: int) -> str:
-        """Return the text of a value that a pass computes, or reads from a row buffer."""
+        """Return the text of a value that a sweep computes, or reads from a row buffer."""
         if value in self._common.kept:
             element = self._value_at(self._common_element(value))
             return cpp_text.held_expression(element, self._body(value).dtype)

@@ -24,17 +24,17 @@ NEAR = 20.0
 
 @dataclass(frozen=True)
 class EarlyPowers:
-    """Two passes of a softmax, and the one that is tried before them.
+    """Two sweeps of a softmax, and the one that is tried before them.
 
     Attributes:
         maximum: The maximum of a row, by its position in the body of the kernel.
         scale: What it is multiplied with before it is subtracted, if it is.
         exponent: What there are powers of: the difference from the maximum.
         total: The sum of the powers.
-        original: The two passes as they were.
-        both: The pass that is tried.
-        first: The pass that finds the maximum.
-        second: The pass that takes and sums the powers.
+        original: The two sweeps as they were.
+        both: The sweep that is tried.
+        first: The sweep that finds the maximum.
+        second: The sweep that takes and sums the powers.
     """
 
     maximum: int
@@ -48,7 +48,7 @@ class EarlyPowers:
 
     @property
     def dropped(self) -> set[int]:
-        """Values that need no row buffer any more: the second pass computes them again."""
+        """Values that need no row buffer any more: the second sweep computes them again."""
         return {*self.original[0].keeps} - {*self.first.keeps}
 
 
@@ -57,19 +57,19 @@ def early_powers(kernel: Kernel, plan: Schedule, facts: KnownValues) -> list[Ear
 
     Args:
         kernel: The kernel.
-        plan: Its passes.
+        plan: Its sweeps.
         facts: What is known of its values.
     """
     found = []
-    for first, second in zip(plan.passes, plan.passes[1:], strict=False):
+    for first, second in zip(plan.sweeps, plan.sweeps[1:], strict=False):
         if len(first.reductions) == len(second.reductions) == 1:
-            early = _of_passes(kernel, plan.passes, (first, second), facts)
+            early = _of_sweeps(kernel, plan.sweeps, (first, second), facts)
             found += [] if early is None else [early]
     return found
 
 
-def _of_passes(
-    kernel: Kernel, passes: Sequence[RowSweep], pair: tuple[RowSweep, RowSweep], facts: KnownValues
+def _of_sweeps(
+    kernel: Kernel, sweeps: Sequence[RowSweep], pair: tuple[RowSweep, RowSweep], facts: KnownValues
 ) -> EarlyPowers | None:
     first, second = pair
     (maximum,), (total,) = first.reductions, second.reductions
@@ -87,7 +87,7 @@ def _of_passes(
     is_alone = not any(kernel.body[p].is_scan or kernel.body[p].op == "check" for p in values)
     if first.stores or second.stores or not is_alone:
         return None
-    kept_for_later = {p for one in passes if one not in pair for p in one.buffered}
+    kept_for_later = {p for one in sweeps if one not in pair for p in one.buffered}
     takes_long = any(is_costly(kernel.body[p]) for p in first.values)
     alone, again = first, second
     if not takes_long and kept_for_later.isdisjoint(first.keeps):

@@ -17,16 +17,16 @@ CHUNK = 8 * BLOCK
 
 
 class SoftmaxWithoutMaximum(Float16Rows, ABC):
-    """Prints the two passes of such a softmax, and the one that is tried before them.
+    """Prints the two sweeps of such a softmax, and the one that is tried before them.
 
     In the text, `is_near3` says whether maximum 3 was near zero in the last row that a thread had,
-    and then in this one, `is_early3` whether the powers that are summed are those of the pass that
+    and then in this one, `is_early3` whether the powers that are summed are those of the sweep that
     was tried.
 
     Args:
         kernel: The kernel.
         name: Name of the function.
-        plan: The kernel's passes.
+        plan: The kernel's sweeps.
     """
 
     def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
@@ -39,15 +39,15 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
 
     @abstractmethod
     def _along_row(self, one: RowSweep) -> None:
-        """Print the loops of a pass over a row, once its accumulators are declared."""
+        """Print the loops of a sweep over a row, once its accumulators are declared."""
 
     @abstractmethod
     def _row_loops(self, one: RowSweep, begin: str | int, end: str | int) -> None:
-        """Print the loops of a pass over a part of a row."""
+        """Print the loops of a sweep over a part of a row."""
 
     @functools.cached_property
     def _early(self) -> dict[RowSweep, EarlyPowers]:
-        """The softmaxes whose powers are taken early, by each of the two passes of theirs."""
+        """The softmaxes whose powers are taken early, by each of the two sweeps of theirs."""
         return {one: early for early in self._find_early() for one in early.original}
 
     @property
@@ -63,8 +63,8 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
         names = ", ".join(self._expectations)
         return super()._share_clause() + (f" firstprivate({names})" if names else "")
 
-    def _early_pass(self, one: RowSweep, early: EarlyPowers) -> None:
-        """Print one of the two passes, before the first one also that which is tried."""
+    def _early_sweep(self, one: RowSweep, early: EarlyPowers) -> None:
+        """Print one of the two sweeps, before the first one also that which is tried."""
         if one == early.original[0]:
             self._try_early(early)
         else:
@@ -94,7 +94,7 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
         self._close()
 
     def _along_powers(self, one: RowSweep, early: EarlyPowers) -> None:
-        """Print the loops of a pass that sums powers.
+        """Print the loops of a sweep that sums powers.
 
         Those of a row may all be the same, and none a whole number. So few are added one after the
         other: sums of blocks, then sums of those.

@@ -99,7 +99,7 @@ class SummingPrinter(RowPrinter):
             super()._store(position)
 
     def _has_near_version(self, one: RowSweep) -> bool:
-        """Tell whether a pass may be repeated; one that adds to sums may not."""
+        """Tell whether a sweep may be repeated; one that adds to sums may not."""
         return not any(p in one.stores for p in self._sums) and super()._has_near_version(one)
 
     def _add_up(self) -> None:

@@ -151,7 +151,7 @@ class TilePrinter(KernelPrinter):
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
         """Write nothing: what does not vary along the row varies along the crossing axis."""
 
-    def _pass(self, one: RowSweep) -> None:
+    def _sweep(self, one: RowSweep) -> None:
         self._open("for (long l = 0; l < width; ++l) {")
         self._ask(f"if (l + {AHEAD} < width)", f"(l + {AHEAD})")
         self._is_lone = True

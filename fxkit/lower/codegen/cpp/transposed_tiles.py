@@ -218,7 +218,7 @@ def _pays(kernel: Kernel, accesses: set[Access]) -> bool:
     if sum(sizes) * length * LANES > MAX_TILE_BYTES:
         return False
     is_full = length % LANES_OF_VECTOR == 0
-    if len(schedule(kernel, buffer_bytes=0).passes) > 1:
+    if len(schedule(kernel, buffer_bytes=0).sweeps) > 1:
         return length < LONG_PASSED_ROW or not is_full
     if all(i.op in _SUMS for i in kernel.body if i.is_reduction):
         return length in SUMMED[min(8, max(sizes))] and not is_full

@@ -90,7 +90,7 @@ class CudaNestPrinter(Lines):
     def launches(self) -> list[Launch]:
         """Return the functions and how they are launched, one after the other."""
         grids = loops_of(self._nest.body, LoopKind.BLOCK)
-        names = [self._name] if len(grids) == 1 else [f"{self._name}_pass{n}" for n in range(99)]
+        names = [self._name] if len(grids) == 1 else [f"{self._name}_launch{n}" for n in range(99)]
         return [self._launch(grid, name) for grid, name in zip(grids, names, strict=False)]
 
     def _launch(self, grid: For, name: str) -> Launch:

@@ -26,7 +26,7 @@ def print_unit(kernels: Mapping[str, Kernel]) -> str:
     """Return a translation unit for nvcc.
 
     Args:
-        kernels: Name → kernel; none that `gpu_mapping.objection` speaks of.
+        kernels: Name → kernel; none that `choose_thread_mapping.objection` speaks of.
     """
     texts = [print_kernel(kernel, name) for name, kernel in kernels.items()]
     return "\n".join([preamble(kernels.values()), *texts])

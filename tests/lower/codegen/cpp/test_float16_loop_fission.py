@@ -88,7 +88,7 @@ def parts_of(program: Callable[..., Tensor]) -> tuple[Kernel, tuple[LoopPart, ..
     x, y = inputs(8, 512)
     kernel = kernel_of(program, x, y)
     kernel = Kernel(kernel.sizes, 1, kernel.buffers, kernel.body, kernel.stores)
-    (one,) = schedule(kernel).passes
+    (one,) = schedule(kernel).sweeps
     return kernel, rounded_parts(kernel, one)
 
 

@@ -213,7 +213,7 @@ def test_integers_that_wrap_are_not_taken_for_larger_ones(assembled: Assembled) 
 
 def test_sums_down_columns_read_by_sixteen_bytes(assembled: Assembled) -> None:
     for name in ("sum_down", "sum_down_bf16"):
-        loads = [a for a in assembled.accesses[f"run_{name}_gpu_pass0"] if a.startswith("ld.")]
+        loads = [a for a in assembled.accesses[f"run_{name}_gpu_launch0"] if a.startswith("ld.")]
         assert loads
         assert all(".v4." in a for a in loads)
 

@@ -1,12 +1,12 @@
 """Thread mapping: which threads of a GPU compute what of a kernel, and how much at a time.
 
-A thread handles `width` neighbours at a time, as many as sixteen bytes hold of the smallest
-elements, wherever memory allows it. A kernel without reductions gives them out one by one
+A thread handles `width` elements that lie together at a time, as many as sixteen bytes hold of the
+smallest elements, wherever memory allows it. A kernel without reductions gives them out one by one
 (*points*). A row that is reduced is handled by a *group* of threads: a part of a warp or a whole
 one up to 1,024 elements, a block up to 32,768, which hold what they have read in registers; longer
-rows are read once for each pass. Rows that lie across memory are handled as *columns*, 32 times
+rows are read once for each sweep. Rows that lie across memory are handled as *columns*, 32 times
 `width` of them a block. Where there are too few rows to keep a GPU busy, several blocks share a
-row: each pass is a launch of its own, which begins by folding what earlier passes have left.
+row: each sweep is a launch of its own, which begins by folding what earlier sweeps have left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WARP_ROW, BLOCK_ROW = 1024, 32 * 1024
 # Threads of a block, but for rows that ask for more.
 THREADS = 128
 
-# Threads of a block that walks a row without holding it.
+# Threads of a block whose row is too long to hold in registers: each sweep reads the row again.
 WALKERS = 512
 
 # Blocks that keep a GPU busy: two for each of its multiprocessors, of which large ones have 132.
@@ -37,7 +37,7 @@ BUSY, SHARING = 264, 1056
 # Least elements that a block of several takes of a row: fewer cost more to fold than to read.
 SHARE = 8192
 
-# Columns side by side in a block, each a thread, and threads down each of them.
+# Tiles of `width` columns side by side in a block, and threads down each of them.
 ACROSS, DOWN = 32, 8
 
 # Blocks of a grid, in its first direction, are fewer than this.
@@ -46,7 +46,7 @@ MAX_GRID = 2**31
 
 @dataclass(frozen=True)
 class ChooseThreadMapping(NestPass):
-    """Choose what a block of threads is given; loops stay as they are.
+    """Choose how the work is divided among blocks and threads; loops stay as they are.
 
     Before and after:
 
@@ -77,7 +77,7 @@ MONOIDS = frozenset({"add", "mul", "max", "min"})
 
 
 def _objection_to_scans(kernel: Kernel) -> str | None:
-    sweeps = [p for one in schedule(kernel, 0).passes for p in one.values]
+    sweeps = [p for one in schedule(kernel, 0).sweeps for p in one.values]
     if any(i.is_scan and sweeps.count(p) > 1 for p, i in enumerate(kernel.body)):
         return "it would scan a row more than once"
     rows, length = math.prod(kernel.outer_sizes), math.prod(kernel.row_sizes)
@@ -90,11 +90,14 @@ def _objection_to_scans(kernel: Kernel) -> str | None:
 
 
 def choose_mapping(kernel: Kernel, width: int | None = None) -> ThreadMapping:
-    """Return what a block of threads is given of a kernel.
+    """Return how the work of a kernel is divided among blocks and threads.
+
+    All that the passes after it read is the `ThreadMapping`: another choice of it is another
+    schedule, and needs no change anywhere else.
 
     Args:
         kernel: Its row has at least one axis.
-        width: Neighbours that a thread handles at a time; as many as memory allows when left out.
+        width: Elements that a thread handles at a time; as many as memory allows when left out.
     """
     is_across = kernel.folds_rows and runs_down_columns(kernel)
     axis = (len(kernel.outer_sizes) if is_across else len(kernel.sizes)) - 1

@@ -129,7 +129,7 @@ class AttentionPrinter(WholePrinter):
             self._close()
             self._close()
 
-    def _pass(self, one: RowSweep) -> None:
+    def _sweep(self, one: RowSweep) -> None:
         """Write nothing: attention has no body but its own."""
 
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:

@@ -291,7 +291,7 @@ class ProductPrinter(WholePrinter):
             return f"v{position}"
         return f"fx_all({self._value(position)})" if self._at_once else self._value(position)
 
-    def _pass(self, one: RowSweep) -> None:
+    def _sweep(self, one: RowSweep) -> None:
         """Write nothing: `_finish` does."""
 
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:

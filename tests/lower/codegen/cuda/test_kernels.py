@@ -114,7 +114,7 @@ def test_the_cases_are_of_every_kind_of_mapping() -> None:
     assert {one.threads for one in found if one not in (*rows, *across)} == {128}
 
 
-def test_a_pass_of_split_rows_is_a_launch_of_its_own(built: Built) -> None:
+def test_a_sweep_of_split_rows_is_a_launch_of_its_own(built: Built) -> None:
     launches = ctypes.c_long.in_dll(built[0], "shim_launches")
     counts = {}
     for name in ("softmax_warp", "softmax_block", "softmax_long", "sum_all", "sum_down"):

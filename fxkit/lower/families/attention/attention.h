@@ -34,7 +34,10 @@ static float fx_weights(float* row, long keys) {
   FX_SIMD(reduction(+ : sums))
   for (long j = 0; j < keys; j += FX_WIDE) {
     const fx_mask on = fx_first(keys - j);
-    const fx_floats weight = fx_exp_down(fx_load(row + j, on) - fx_all(greatest));
+    const fx_floats score = fx_load(row + j, on) - fx_all(greatest);
+    // What a mask hides is 0 at once: to find that a result is too small takes some hundred cycles.
+    const fx_floats weight =
+        score < -104.0f ? fx_all(0.0f) : fx_exp_down(score < -104.0f ? fx_all(0.0f) : score);
     fx_store(row + j, weight, on);
     sums += fx_present(weight, on);
   }

@@ -137,6 +137,14 @@ static inline fx_half_floats fx_floats_of(const signed char* from) {
 // scale * zero point of each group of a row, and 0 up to a whole vector.
 static inline void fx_moved_scales(const float* scale, const signed char* zeros, long count, float* to) {
   long g = 0;
+#if FX_FLOAT_STEP == 64
+  for (; g + 16 <= count; g += 16) {
+    fx_vectors_of<64>::ints wide;
+    asm("vpmovsxbd %1, %0" : "=v"(wide) : "m"(*(const signed char(*)[16])(zeros + g)));
+    *(fx_whole_floats*)(to + g) = *(const fx_vectors_of<64>::loose_floats*)(scale + g) *
+        __builtin_convertvector(wide, fx_whole_floats);
+  }
+#endif
   for (; g + 8 <= count; g += 8)
     *(fx_half_floats*)(to + g) =
         *(const fx_vectors_of<32>::loose_floats*)(scale + g) * fx_floats_of(zeros + g);
@@ -148,119 +156,6 @@ template <class Zero>
 static inline void fx_moved_scales(const float* scale, const Zero* zeros, long count, float* to) {
   for (long g = 0; g < count; ++g) to[g] = scale[g] * (float)zeros[g];
   for (long g = count; g % 16; ++g) to[g] = 0;
-}
-#endif
-
-#if defined(FX_FLOAT_STEP)
-typedef fx_step<FX_FLOAT_STEP> fx_float_step;
-
-// Of 8 vectors of floats in order, those of each place in 8, as the shifts of packed words find them.
-static inline void fx_every_eighth(const float* from, float* to) {
-  typedef fx_float_step s;
-  s::floats x[8], y[8];
-  for (int v = 0; v < 8; ++v) x[v] = *(const s::loose_floats*)(from + v * s::LANES);
-#if FX_FLOAT_STEP == 64
-#define FX_EVENS(A, B) \
-  __builtin_shufflevector(A, B, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
-#define FX_ODDS(A, B) \
-  __builtin_shufflevector(A, B, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
-#else
-#define FX_EVENS(A, B) __builtin_shufflevector(A, B, 0, 2, 4, 6, 8, 10, 12, 14)
-#define FX_ODDS(A, B) __builtin_shufflevector(A, B, 1, 3, 5, 7, 9, 11, 13, 15)
-#endif
-#pragma GCC unroll 4
-  for (int v = 0; v < 4; ++v) {
-    y[v] = FX_EVENS(x[2 * v], x[2 * v + 1]);
-    y[4 + v] = FX_ODDS(x[2 * v], x[2 * v + 1]);
-  }
-  // y[0..3]: places 0 2 4 6, y[4..7]: places 1 3 5 7
-#pragma GCC unroll 2
-  for (int h = 0; h < 2; ++h)
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
-      x[h * 4 + v] = FX_EVENS(y[h * 4 + 2 * v], y[h * 4 + 2 * v + 1]);
-      x[h * 4 + 2 + v] = FX_ODDS(y[h * 4 + 2 * v], y[h * 4 + 2 * v + 1]);
-    }
-  // x[0..1]: 0 4, x[2..3]: 2 6, x[4..5]: 1 5, x[6..7]: 3 7
-  const int home[4] = {0, 2, 1, 3};
-#pragma GCC unroll 4
-  for (int q = 0; q < 4; ++q) {
-    *(s::floats*)(to + home[q] * s::LANES) = FX_EVENS(x[2 * q], x[2 * q + 1]);
-    *(s::floats*)(to + (home[q] + 4) * s::LANES) = FX_ODDS(x[2 * q], x[2 * q + 1]);
-  }
-}
-
-// ROWS rows of floats by a panel, added to sums[ROWS][64].
-template <int ROWS, class Zero>
-static void fx_float_groups(const float* a, long row, const fx_groups<Zero>& b, long columns, long depth,
-                            float* sums) {
-  typedef fx_float_step s;
-  const long most = FX_ORDERED_FLOATS / ROWS / 128 * 128;
-  alignas(64) float ordered[FX_ORDERED_FLOATS];
-  alignas(64) float totals[ROWS][FX_ORDERED_FLOATS / ROWS / FX_UNIT + 16];
-  alignas(64) float moved[FX_ORDERED_FLOATS / FX_UNIT + 16];
-  short place[FX_ORDERED_FLOATS / FX_UNIT + 4];
-#if FX_FLOAT_STEP == 64
-  const s::floats values = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
-#endif
-  for (long from = 0; from < depth; from += most) {
-    const long terms = depth - from < most ? depth - from : most;
-    const long groups = fx_places(from, terms, b.group, place);
-    for (int r = 0; r < ROWS; ++r) {
-      const float* const x = a + r * row + from;
-      long k = 0;
-      for (; k + s::TERMS <= terms; k += s::TERMS) fx_every_eighth(x + k, ordered + r * most + k);
-      if (k < terms) {
-        alignas(64) float part[s::TERMS] = {};
-        __builtin_memcpy(part, x + k, (terms - k) * sizeof(float));
-        fx_every_eighth(part, ordered + r * most + k);
-      }
-      if (!b.zeros) continue;
-      for (long g = 0; g < (groups + 15) / 16 * 16; ++g) totals[r][g] = 0;
-      for (long unit = 0; unit * FX_UNIT < terms; ++unit) {
-        float all = 0;
-        for (long i = 0; i < FX_UNIT; ++i) all += x[unit * FX_UNIT + i];
-        totals[r][place[unit]] += all;
-      }
-    }
-    for (long c = 0; c < columns; ++c) {
-      const unsigned char* const bytes = b.packed + c * b.bytes(depth) + from / 2;
-      const long first = c * b.count(depth) + from / b.group;
-      const float* const scale = b.scales + first;
-      s::floats held[ROWS] = {};
-      for (long k = 0; k < terms; k += s::TERMS) {
-        __builtin_prefetch(bytes + k / 2 + 1024);
-        const s::ints words = s::packed_at(bytes + k / 2, (terms - k) / 2, 0);
-        s::floats part[ROWS];
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) {
-#if FX_FLOAT_STEP == 64
-          s::floats weight;
-          asm("vpermps %2, %1, %0" : "=v"(weight) : "v"(words >> 4 * i), "v"(values));
-#else
-          const s::floats weight = __builtin_convertvector((words << (28 - 4 * i)) >> 28, s::floats);
-#endif
-#pragma GCC unroll 4
-          for (int r = 0; r < ROWS; ++r) {
-            const s::floats x = *(const s::floats*)(ordered + r * most + k + i * s::LANES);
-            if (i == 0)
-              part[r] = x * weight;
-            else
-              s::add_product(part[r], x, weight);
-          }
-        }
-        const s::floats factor = s::scales(scale, place + k / FX_UNIT);
-        for (int r = 0; r < ROWS; ++r) s::add_product(held[r], part[r], factor);
-      }
-      if (b.zeros) {
-        fx_moved_scales(scale, b.zeros + first, groups, moved);
-        for (long g = 0; g < groups; g += s::LANES)
-          for (int r = 0; r < ROWS; ++r)
-            held[r] -= *(const s::floats*)(moved + g) * *(const s::floats*)(totals[r] + g);
-      }
-      for (int r = 0; r < ROWS; ++r) sums[r * FX_GROUP_COLUMNS + c] += s::sum(held[r]);
-    }
-  }
 }
 #endif
 
@@ -342,6 +237,56 @@ static void fx_order_row(const Left* x, int zero, long terms, signed char* order
   }
 }
 
+// The low halves of bytes, moved up by 8.
+static inline fx_integer_step::ints fx_positive_nibbles(fx_integer_step::ints words) {
+  typedef fx_integer_step s;
+  const s::ints flips = (s::ints){} + 0x08080808, halves = (s::ints){} + 0x0f0f0f0f;
+#if FX_INTEGER_STEP == 64
+  asm("vpternlogd $0x28, %2, %1, %0" : "+v"(words) : "v"(flips), "v"(halves));  // (words ^ flips) & halves
+  return words;
+#else
+  return (words ^ flips) & halves;
+#endif
+}
+
+// What rows are multiplied by, in order: their bytes, what sums begin with, and what they are moved by.
+template <int ROWS>
+struct fx_ordered_rows {
+  const signed char* bytes;
+  const int* begin;
+  long apart;
+  fx_integer_step::ints lifts[ROWS], rests[ROWS];
+  bool has_rests;
+};
+
+// ROWS rows by COLUMNS columns side by side, whose groups are whole steps. Other columns than these are
+// asked for ahead: memory takes longer than a few steps.
+template <int ROWS, int COLUMNS, bool LIFTED>
+static inline __attribute__((always_inline)) void fx_whole_groups(
+    const fx_ordered_rows<ROWS>& x, const unsigned char* bytes, long step, const float* scale, long apart,
+    long group, long terms, fx_integer_step::floats (&held)[COLUMNS][ROWS]) {
+  typedef fx_integer_step s;
+  const long ahead = COLUMNS * step <= 16384 ? COLUMNS * step : 4096;
+  for (long from = 0; from < terms; from += group, ++scale)
+    for (long k = from; k < from + group; k += s::TERMS)
+#pragma GCC unroll 4
+      for (int c = 0; c < COLUMNS; ++c) {
+        const unsigned char* const at = bytes + c * step + k / 2;
+        __builtin_prefetch(at + ahead);
+        const s::ints words = *(const s::loose*)at;
+        const s::ints low = fx_positive_nibbles(words), high = fx_positive_nibbles(words >> 4);
+        const s::ints factors[3] = {low, high, low + high};
+        const s::floats factor = scale[c * apart] - (s::floats){};
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+          s::ints found = *(const s::ints*)(x.begin + (r * x.apart + k) / 8);
+          found = fx_nibble_dots<LIFTED>(found, factors, x.bytes + r * x.apart + k, x.lifts[r]);
+          if (LIFTED && x.has_rests) found = fx_lifted_more(found, factors[2], x.rests[r]);
+          s::add_product(held[c][r], __builtin_convertvector(found, s::floats), factor);
+        }
+      }
+}
+
 // ROWS rows of integers by a panel, added to sums[ROWS][64]: (A - zeros) by B. Where zero points of rows
 // are not those of signed bytes, rows are LIFTED: a byte, or two where it has to be, stands for that.
 template <int ROWS, bool LIFTED, class Left, class Zero>
@@ -354,57 +299,71 @@ static void fx_integer_groups(const Left* a, long row, const int* zero, const fx
   alignas(64) float totals[ROWS][FX_ORDERED_BYTES / ROWS / FX_UNIT + 16];
   alignas(64) float moved[FX_ORDERED_BYTES / FX_UNIT + 16];
   short place[FX_ORDERED_BYTES / FX_UNIT + 4];
-  s::ints lifts[ROWS], rests[ROWS];
-  bool has_rests = false;
+  fx_ordered_rows<ROWS> x = {ordered, begin, most, {}, {}, false};
   for (int r = 0; LIFTED && r < ROWS; ++r) {
     const int lift = -fx_lift_of(a, zero[r]);
     const int byte = lift < -128 ? -128 : lift > 127 ? 127 : lift;
-    lifts[r] = (s::ints){} + (byte & 255) * 0x01010101;
-    rests[r] = (s::ints){} + ((lift - byte) & 255) * 0x01010101;
-    has_rests |= lift != byte;
+    x.lifts[r] = (s::ints){} + (byte & 255) * 0x01010101;
+    x.rests[r] = (s::ints){} + ((lift - byte) & 255) * 0x01010101;
+    x.has_rests |= lift != byte;
   }
-  const s::ints flips = (s::ints){} + (int)0x88888888u, halves = (s::ints){} + 0x0f0f0f0f;
   for (long from = 0; from < depth; from += most) {
     const long terms = depth - from < most ? depth - from : most;
     const long groups = fx_places(from, terms, b.group, place);
     for (int r = 0; r < ROWS; ++r) {
-      const Left* const x = a + r * row + from;
-      fx_order_row(x, zero[r], terms, ordered + r * most, begin + r * most / 8);
+      const Left* const terms_of = a + r * row + from;
+      fx_order_row(terms_of, zero[r], terms, ordered + r * most, begin + r * most / 8);
       if (!b.zeros) continue;
       for (long g = 0; g < (groups + 15) / 16 * 16; ++g) totals[r][g] = 0;
       for (long unit = 0; unit * FX_UNIT < terms; ++unit) {
         int all = 0;
-        for (long i = 0; i < FX_UNIT; ++i) all += x[unit * FX_UNIT + i];
+        for (long i = 0; i < FX_UNIT; ++i) all += terms_of[unit * FX_UNIT + i];
         totals[r][place[unit]] += (float)(all - FX_UNIT * zero[r]);
       }
     }
-    for (long c = 0; c < columns; ++c) {
-      const unsigned char* const bytes = b.packed + c * b.bytes(depth) + from / 2;
+    const auto finish = [&](long c, s::floats (&held)[ROWS]) __attribute__((always_inline)) {
       const long first = c * b.count(depth) + from / b.group;
-      const float* const scale = b.scales + first;
+      if (b.zeros) {
+        fx_moved_scales(b.scales + first, b.zeros + first, groups, moved);
+        for (long g = 0; g < groups; g += s::LANES)
+#pragma GCC unroll 4
+          for (int r = 0; r < ROWS; ++r)
+            held[r] -= *(const s::floats*)(moved + g) * *(const s::floats*)(totals[r] + g);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r) sums[r * FX_GROUP_COLUMNS + c] += s::sum(held[r]);
+    };
+    long c = 0;
+    if (b.group % s::TERMS == 0 && from % b.group == 0 && terms % b.group == 0) {
+      constexpr int AT_ONCE = ROWS == 1 ? 4 : ROWS == 2 ? 2 : 1;
+      for (; c + AT_ONCE <= columns; c += AT_ONCE) {
+        s::floats held[AT_ONCE][ROWS] = {};
+        fx_whole_groups<ROWS, AT_ONCE, LIFTED>(
+            x, b.packed + c * b.bytes(depth) + from / 2, b.bytes(depth),
+            b.scales + c * b.count(depth) + from / b.group, b.count(depth), b.group, terms, held);
+#pragma GCC unroll 4
+        for (int i = 0; i < AT_ONCE; ++i) finish(c + i, held[i]);
+      }
+    }
+    for (; c < columns; ++c) {
+      const unsigned char* const bytes = b.packed + c * b.bytes(depth) + from / 2;
+      const float* const scale = b.scales + c * b.count(depth) + from / b.group;
       s::floats held[ROWS] = {};
       for (long k = 0; k < terms; k += s::TERMS) {
-        __builtin_prefetch(bytes + k / 2 + 1024);
-        const s::ints words = s::packed_at(bytes + k / 2, (terms - k) / 2, 0x88) ^ flips;
-        const s::ints low = words & halves, high = (words >> 4) & halves;
+        __builtin_prefetch(bytes + k / 2 + 4096);
+        const s::ints words = s::packed_at(bytes + k / 2, (terms - k) / 2, 0x88);
+        const s::ints low = fx_positive_nibbles(words), high = fx_positive_nibbles(words >> 4);
         const s::ints factors[3] = {low, high, low + high};
         const s::floats factor = s::scales(scale, place + k / FX_UNIT);
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; ++r) {
-          const s::ints start = *(const s::ints*)(begin + (r * most + k) / 8);
-          s::ints found =
-              fx_nibble_dots<LIFTED>(start, factors, ordered + r * most + k, lifts[r]);
-          if (LIFTED && has_rests) found = fx_lifted_more(found, factors[2], rests[r]);
+          s::ints found = *(const s::ints*)(begin + (r * most + k) / 8);
+          found = fx_nibble_dots<LIFTED>(found, factors, ordered + r * most + k, x.lifts[r]);
+          if (LIFTED && x.has_rests) found = fx_lifted_more(found, factors[2], x.rests[r]);
           s::add_product(held[r], __builtin_convertvector(found, s::floats), factor);
         }
       }
-      if (b.zeros) {
-        fx_moved_scales(scale, b.zeros + first, groups, moved);
-        for (long g = 0; g < groups; g += s::LANES)
-          for (int r = 0; r < ROWS; ++r)
-            held[r] -= *(const s::floats*)(moved + g) * *(const s::floats*)(totals[r] + g);
-      }
-      for (int r = 0; r < ROWS; ++r) sums[r * FX_GROUP_COLUMNS + c] += s::sum(held[r]);
+      finish(c, held);
     }
   }
 }

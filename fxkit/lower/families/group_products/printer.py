@@ -14,7 +14,7 @@ from fxkit.lower.loop_ir.group_product import GroupProduct
 # Columns of a panel, FX_GROUP_COLUMNS in the text.
 COLUMNS = 64
 
-_TEXTS = ("group_product.h", "many_rows.h")
+_TEXTS = ("group_product.h", "few_float_rows.h", "many_float_rows.h")
 
 
 class GroupProductPrinter(ProductPrinter):

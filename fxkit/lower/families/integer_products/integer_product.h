@@ -22,7 +22,7 @@ static void fx_few_rows(const Left* a, long row, const signed char* b, long colu
     fx_dots held[ROWS] = {}, totals = {};
     for (; k + FX_DOTS <= depth; k += FX_DOTS) {
       const fx_dots right = *(const fx_dots*)(from + k);
-      __builtin_prefetch(from + k + 1024);
+      __builtin_prefetch(from + k + 4096);
       totals = fx_dot(totals, ones, right);
       for (int r = 0; r < ROWS; ++r)
         held[r] = fx_dot(held[r], *(const fx_dots*)(a + r * row + k) ^ flip, right);
@@ -37,7 +37,7 @@ static void fx_few_rows(const Left* a, long row, const signed char* b, long colu
     const fx_shorts ones = (fx_shorts){} + 1;
     for (; k + 16 <= depth; k += 16) {
       const fx_shorts right = fx_widened(from + k);
-      __builtin_prefetch(from + k + 1024);
+      __builtin_prefetch(from + k + 4096);
       totals += fx_pairs(ones, right);
       for (int r = 0; r < ROWS; ++r) held[r] += fx_pairs(fx_widened(a + r * row + k), right);
     }

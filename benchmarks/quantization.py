@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def _rows(case: Case, rounds: int, with_peer: bool) -> list[list[str]]:
     if with_peer and (peer := _torchs_own(model)) is not None:
         ways["torch quantize_dynamic"] = peer
     if with_peer:
-        ways |= peers(model, batches, inputs)
+        ways |= peers(copy.deepcopy(model), batches, inputs)  # some change what they are given
     exact = model(*inputs)
     for way in ways.values():
         for _ in range(2):  # the first call runs the program itself

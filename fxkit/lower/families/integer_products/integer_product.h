@@ -91,8 +91,11 @@ static long fx_add_panel(const Left* a, long row, const signed char* b, long col
     for (long c = 0; c < columns; c += FX_TURNED_COLUMNS) {
       const signed char* const from = b + c * column + k;
       fx_turned(from, column, columns - c, some, panel, totals + c);
-      const bool is_last = c + 2 * FX_TURNED_COLUMNS > columns;
-      const signed char* const ahead = is_last ? nullptr : from + FX_TURNED_COLUMNS * column;
+      // What is turned next: further columns, further terms of the first, or the next panel.
+      const bool is_last = c + FX_TURNED_COLUMNS >= columns, is_end = k + some >= terms;
+      const signed char* const ahead = !is_last ? from + FX_TURNED_COLUMNS * column
+          : is_end                              ? b + FX_PANEL_COLUMNS * column
+                                                : b + k + some;
       fx_rows_in_tiles<HAS_ROOM>(
           a + k, row, done, panel, some, ahead, column, are_set && k == 0, sums + c);
       fx_rows_by_turned(a + k + done * row, row, rows - done, panel, some,

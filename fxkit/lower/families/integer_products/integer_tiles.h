@@ -30,10 +30,11 @@ static inline __attribute__((always_inline)) void fx_dot_more_tiles(const signed
 
 // 16 rows, or 32 where there are TWO tiles of them, by 32 turned columns: set where sums[rows][64] are
 // fresh, else added to them. HAS_ROOM tells that of A up to a multiple of 64 terms something may be read,
-// whose factors are 0. What is AHEAD, if anything, is asked for meanwhile: 32 columns.
+// whose factors are 0. Some columns that lie ahead are asked for meanwhile.
 template <bool TWO, bool HAS_ROOM, class Left>
 static inline void fx_square_in_tiles(const Left* a, long row, const signed char* panel, long terms,
-                                      const signed char* ahead, long column, bool are_fresh, int* sums) {
+                                      const signed char* ahead, long column, long some, bool are_fresh,
+                                      int* sums) {
   const long whole = (HAS_ROOM ? terms + 63 : terms) / 64 * 64;
   const long width = FX_PANEL_COLUMNS * sizeof(int);
   if (are_fresh) {
@@ -56,8 +57,7 @@ static inline void fx_square_in_tiles(const Left* a, long row, const signed char
     if (TWO) fx_dot_more_tiles(from);
   };
   for (long k = 0; k < whole; k += 64) {
-    if (ahead)
-      for (long c = 0; c < 32; ++c) __builtin_prefetch(ahead + c * column + k, 0, 2);
+    for (long c = 0; c < some; ++c) __builtin_prefetch(ahead + c * column + k, 0, 2);
     step(a + k, row, k);
   }
   if (whole < terms) {
@@ -81,17 +81,19 @@ static inline void fx_open_tiles() {
 
 static inline void fx_close_tiles() { asm volatile("tilerelease" : :); }
 
-// A multiple of 16 rows by 32 turned columns, set where sums[rows][64] are fresh, else added to them.
+// A multiple of 16 rows by 32 turned columns, set where sums[rows][64] are fresh, else added to them. The
+// 32 columns that lie ahead are asked for meanwhile, some by each block of rows: all at once are too many.
 template <bool HAS_ROOM, class Left>
 static void fx_rows_in_tiles(const Left* a, long row, long rows, const signed char* panel, long terms,
                              const signed char* ahead, long column, bool are_fresh, int* sums) {
+  const long blocks = (rows + 31) / 32, some = blocks < 4 ? (32 + blocks - 1) / blocks : 8;
   long r = 0;
-  for (; r + 32 <= rows; r += 32, ahead = nullptr)
-    fx_square_in_tiles<true, HAS_ROOM>(
-        a + r * row, row, panel, terms, ahead, column, are_fresh, sums + r * FX_PANEL_COLUMNS);
+  for (; r + 32 <= rows; r += 32, ahead += some * column)
+    fx_square_in_tiles<true, HAS_ROOM>(a + r * row, row, panel, terms, ahead, column, r < 128 ? some : 0,
+                                       are_fresh, sums + r * FX_PANEL_COLUMNS);
   if (r < rows)
-    fx_square_in_tiles<false, HAS_ROOM>(
-        a + r * row, row, panel, terms, ahead, column, are_fresh, sums + r * FX_PANEL_COLUMNS);
+    fx_square_in_tiles<false, HAS_ROOM>(a + r * row, row, panel, terms, ahead, column,
+                                        r < 128 ? some : 0, are_fresh, sums + r * FX_PANEL_COLUMNS);
 }
 #else
 static inline void fx_open_tiles() {}

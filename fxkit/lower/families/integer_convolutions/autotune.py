@@ -34,7 +34,7 @@ def reason_to_stay_float(one: IntegerConvolution) -> str | None:
     if one.terms < MIN_TERMS:
         return None
     part = _part_of(one)
-    text = f"integers beside float {part} {part.steps} {part.padding} {part.dilation}"
+    text = f"integers beside dequantized {part} {part.steps} {part.padding} {part.dilation}"
     text = f"{text} {part.has_tiles}"
     measure = functools.partial(_measured, part)
     return times.slower(f"convolves {part}", text, measure, IntegerDepthwisePrinter.texts())
@@ -53,17 +53,18 @@ def _part_of(one: IntegerConvolution) -> IntegerConvolution:
 
 
 def _measured(one: IntegerConvolution) -> tuple[float, float]:
-    """Time a convolution, and what runs else: float32 by a dequantised weight, and a pass over it.
+    """Time a convolution, and what runs else: float32 by what is dequantised, and a pass over it.
 
-    Either leaves what a layer that is quantised goes on with.
+    Either begins with integers, and leaves what a layer that is quantised goes on with.
     """
     channels = _channels(one)
-    image = torch.ones(1, channels, *one.image)
+    image = torch.ones(1, channels, *one.image, dtype=torch.uint8)
     weight = torch.ones(one.columns, one.channels or 1, *one.window, dtype=torch.int8)
     settings = (one.steps, one.padding, one.dilation, one.groups if one.channels else channels)
 
     def library() -> None:
-        F.conv2d(image, weight.to(torch.float32), None, *settings).relu_()
+        operands = image.to(torch.float32), weight.to(torch.float32)
+        F.conv2d(*operands, None, *settings).relu_()
 
     return times.fastest(_kernel(one, weight), library)
 

@@ -42,7 +42,7 @@ from fxkit.lower.runtime.devices import is_on_gpu
 from fxkit.lower.training.stages import StagedModule, to_cpp_in_stages
 from fxkit.lower.training.training_module import TrainingModule
 from fxkit.passes.base import Pass
-from fxkit.passes.manager.instruments import Instrument
+from fxkit.passes.manager.instruments import Instrument, InstrumentError
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
 from fxkit.torch_adapters.fake_tensors import why_untyped
@@ -257,7 +257,7 @@ class GraphCompiler:
                     instruments=instruments,
                 )
             )
-        except (InvalidGraphError, Warning):
+        except (InvalidGraphError, InstrumentError, Warning):
             raise
         except Exception as error:
             outcome = "The graph runs in eager."

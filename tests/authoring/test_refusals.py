@@ -167,7 +167,39 @@ def reads_several(x):
     return math.copysign(x)
 
 
+def grows_a_list(x):
+    values = (x, x)
+    values.append(x)  # pyright: ignore
+    return values[0]
+
+
+def assigns_inside(x):
+    return (y := x * 2) + y
+
+
+def has_a_dict(x):
+    return {"a": x}["a"]
+
+
+def takes_a_slice(x):
+    return x[::2]
+
+
+def looks_into(x):
+    return 1.0 if x in (1.0, 2.0) else 0.0
+
+
+def yields(x):
+    yield x
+
+
 CASES = {
+    grows_a_list: (2, "goes nowhere", "comprehension"),
+    assigns_inside: (1, "an assignment inside of one", "line of its own"),
+    has_a_dict: (1, "got a dict", "name of its own"),
+    takes_a_slice: (1, "got a slice", "as a whole"),
+    looks_into: (1, "comparison of numbers, got in", "x == 1 or x == 2"),
+    yields: (1, "goes nowhere", "return what it computes"),
     recursive: (1, "recursive call of recursive", "loop"),
     prints: (1, "goes nowhere", "side effects"),
     falls_off: (1, "return a value on every path", "return"),
@@ -186,7 +218,7 @@ CASES = {
     tries: (1, "got try", "by if"),
     nested: (1, "got a function inside a function", "outside"),
     multiplies_matrices: (1, "product of matrices", "*"),
-    compares_identity: (1, "comparison of numbers, got Is", "=="),
+    compares_identity: (1, "comparison of numbers, got is", "=="),
     returns_text: (1, "a real number, got str", "int or float"),
     returns_nothing: (1, "bare return", "return a number"),
     unknown: (1, "got 'undefined_name'", "define it above"),
@@ -218,8 +250,43 @@ def test_it_is_refused_with_its_line(function: Callable[..., Any]) -> None:
 def test_what_is_no_function_of_scalars_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="Python function of scalars"):
         fxkit.operator(math.exp)
+    for other in (torch.relu, torch.nn.ReLU, torch.nn.ReLU().forward):
+        with pytest.raises(UnsupportedError, match="Python function of scalars"):
+            fxkit.operator(other)
     with pytest.raises(UnsupportedError, match="a name for the operator"):
         fxkit.operator(lambda x: x)
+    with pytest.raises(UnsupportedError, match="a name for the operator, got 'lambda'"):
+        fxkit.operator(lambda x: x, name="lambda")
+
+
+@pytest.mark.parametrize("namespace", ["aten", "my.ops", "1st", "", "is"])
+def test_namespaces_that_are_not_ones_own_are_refused(namespace: str) -> None:
+    with pytest.raises(UnsupportedError, match="a namespace of your own"):
+        fxkit.operator(lambda x: x * 5, name="relu", namespace=namespace)
+
+
+def _scaled(x, k=1.0):
+    return x * k
+
+
+def _centred(row, weight):
+    return [(x - max(row)) * w for x, w in zip(row, weight, strict=True)]
+
+
+def test_arguments_of_other_kinds_are_told_by_their_names() -> None:
+    scaled, x = fxkit.operator(_scaled), torch.ones(3)
+    with pytest.raises(UnsupportedError, match=r"a number, .* for k of _scaled, got Tensor"):
+        scaled(x, torch.tensor(2.0))
+    for other in ([1.0, 2.0], "text", None, x.numpy(), 1j):
+        with pytest.raises(UnsupportedError, match="a tensor or a number for x of _scaled"):
+            scaled(other, k=2.0)  # pyright: ignore[reportArgumentType]
+    centred, x = fxkit.row_operator(_centred), torch.ones(2, 3)
+    with pytest.raises(UnsupportedError, match="rows for row, weight, got tensors without"):
+        centred(torch.tensor(1.0), torch.tensor(2.0))
+    with pytest.raises(UnsupportedError, match=r"one dimension, a number, got dim=\(0, 1\)"):
+        centred(x, x, dim=(0, 1))
+    with pytest.raises(UnsupportedError, match="a tensor or a number for weight"):
+        centred(x, [1.0, 2.0, 3.0])
 
 
 def test_a_refused_operator_is_not_registered() -> None:

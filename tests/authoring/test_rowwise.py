@@ -263,3 +263,14 @@ def test_it_is_refused(function: Any) -> None:
     assert reason in caught.value.message
     assert remedy in (caught.value.hint or "")
     assert "test_rowwise.py:" in (caught.value.source or "")
+
+
+def _repeated(row, count: int):
+    return [x * count for x in row]
+
+
+def test_a_parameter_that_is_annotated_as_int_is_one_number_a_row() -> None:
+    repeated, x = fxkit.row_operator(_repeated), torch.randn(3, 4)
+    counts = torch.tensor([1, 2, 3])
+    torch.testing.assert_close(repeated(x, counts), x * counts[:, None])
+    torch.testing.assert_close(repeated(x, 2), x * 2)

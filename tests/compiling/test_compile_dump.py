@@ -108,3 +108,14 @@ def test_each_graph_gets_a_folder_and_nothing_is_written_when_it_is_off(
     run(compiled, X[:2])
     assert len(list((tmp_path / "dump").iterdir())) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["dump"]
+
+
+class _Raises(Instrument):
+    def after_step(self, step: Any, state: Any, seconds: float) -> None:
+        raise ValueError("no room")
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_instrument_that_raises_is_named() -> None:
+    with pytest.raises(PassError, match=r"_Raises\.after_step to return, got ValueError: no room"):
+        run(fxkit.compile(lambda x: x * 2 + 1, instruments=[_Raises()]), X)

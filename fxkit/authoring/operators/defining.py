@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import keyword
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, overload
@@ -10,6 +11,10 @@ from typing import Any, Protocol, TypeVar, overload
 from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.own_gradients import check_gradients, with_gradient
 from fxkit.authoring.operators.registration import Registration
+from fxkit.errors import UnsupportedError
+
+# Namespaces in which torch itself looks its operators up.
+_OF_TORCH = frozenset(("aten", "prim", "prims", "quantized_decomposed", "higher_order"))
 
 Made = TypeVar("Made", covariant=True)
 
@@ -82,12 +87,21 @@ def defined(
         UnsupportedError: When the function can't be read.
         NumericsError: When a gradient of one's own is not that of the operator.
     """
+    _check_namespace(options.namespace)
     definition = read(function, options.name or getattr(function, "__name__", ""))
     if options.gradient is not None:
         definition = with_gradient(definition, options.gradient)
         if options.check_gradient:
             check_gradients(definition)
     return definition, registered(definition, options.namespace, options.tolerance)
+
+
+def _check_namespace(namespace: str) -> None:
+    if not namespace.isidentifier() or keyword.iskeyword(namespace) or namespace in _OF_TORCH:
+        raise UnsupportedError(
+            f"expected a namespace of your own, got {namespace!r}",
+            hint="pass namespace= a name of letters, digits and underscores, such as 'mylib'",
+        )
 
 
 _known: dict[str, Registration] = {}

@@ -19,6 +19,7 @@ from fxkit.authoring.operators.eager_kernels import EagerKernels
 from fxkit.authoring.operators.reading import definition_of
 from fxkit.authoring.operators.registration import Registration
 from fxkit.authoring.operators.samples import opinfo_of, samples
+from fxkit.errors import UnsupportedError
 from fxkit.torch_adapters.opinfos import Sample
 
 
@@ -31,6 +32,11 @@ class ElementwiseOperator:
     """
 
     _fxkit_stands_for = "overload"  # what is remembered of calls is no state of a program
+    _of_python: tuple[type, ...] = (
+        bool,
+        int,
+        float,
+    )  # of these alone the function itself is called
 
     def __init__(
         self, function: Callable[..., Any], definition: Definition, registration: Registration
@@ -144,8 +150,10 @@ class ElementwiseOperator:
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         out = kwargs.pop("out", None)
         arguments = self._arguments(args, kwargs)
-        if all(isinstance(value, (bool, int, float, list)) for value in arguments):
+        if all(isinstance(value, self._of_python) for value in arguments):
             return self.of_numbers(args, kwargs)
+        if not is_compiling():
+            self._check(arguments)
         pairs = zip(self.definition.parameters, arguments, strict=True)
         if any(p.is_tensor and isinstance(value, (bool, int, float)) for p, value in pairs):
             arguments = self._with_tensors(arguments)
@@ -155,6 +163,25 @@ class ElementwiseOperator:
             return self.overload(*arguments)
         return self._calls.run(args, kwargs, arguments)
 
+    def _check(self, arguments: list[Any]) -> None:
+        """Refuse what is neither a tensor nor a number, before torch tells it by positions."""
+        for parameter, value in zip(self.definition.parameters, arguments, strict=True):
+            if parameter.is_tensor and (
+                type(value) in _NO_TENSORS or type(value).__name__ == "ndarray"
+            ):
+                hint = "convert it by torch.as_tensor"
+                kind = "a tensor or a number"
+            elif not parameter.is_tensor and isinstance(value, torch.Tensor):
+                hint = "pass .item() of it, or give the parameter no default: then it is a tensor"
+                kind = "a number, as its default is,"
+            else:
+                continue
+            got = type(value).__name__
+            name = self.definition.name
+            raise UnsupportedError(
+                f"expected {kind} for {parameter.name} of {name}, got {got}", hint=hint
+            )
+
     def _into(self, out: Any, arguments: list[Any]) -> Any:
         found = self.overload(*arguments)
         if not isinstance(out, torch.Tensor):
@@ -162,6 +189,9 @@ class ElementwiseOperator:
                 _copy_into(one, result)
             return out
         return _copy_into(out, found)
+
+
+_NO_TENSORS = (list, tuple, dict, str, type(None), complex)
 
 
 def _copy_into(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,29 @@ _COMPARED: dict[type[ast.cmpop], str] = {
     ast.NotEq: "ne",
 }
 
+# How Python spells the other comparisons.
+_SPELT: dict[type[ast.cmpop], str] = {
+    ast.In: "in",
+    ast.NotIn: "not in",
+    ast.Is: "is",
+    ast.IsNot: "is not",
+}
+
+_OUTSIDE = "compute it outside and pass it as a number, or spell it with those"
+
+# What an expression that is not read is called, and what to write in its place.
+_UNKNOWN: dict[type[ast.expr], tuple[str, str]] = {
+    ast.NamedExpr: ("an assignment inside of one", "assign on a line of its own: y = x * 2"),
+    ast.Dict: ("a dict", "give each value a name of its own"),
+    ast.DictComp: ("a dict", "give each value a name of its own"),
+    ast.Set: ("a set", "write x == 1 or x == 2"),
+    ast.SetComp: ("a set", "write x == 1 or x == 2"),
+    ast.Slice: ("a slice", "a row is read as a whole: [f(x) for x in row], or sums of it"),
+    ast.JoinedStr: ("a text", "an operator computes numbers"),
+    ast.Yield: ("yield", "return what it computes, once"),
+    ast.Await: ("await", "return what it computes, once"),
+}
+
 
 class ExpressionReader:
     """Reads the expressions of one function.
@@ -64,11 +87,11 @@ class ExpressionReader:
         """Return what an expression stands for."""
         read = getattr(self, f"_{type(node).__name__}", None)
         if read is None:
-            what = type(node).__name__
+            what, instead = _UNKNOWN.get(type(node), (type(node).__name__, _OUTSIDE))
             raise self.source.refusal(
                 node,
                 f"expected arithmetic, comparisons, calls and conditional expressions, got {what}",
-                "compute it outside and pass it as a number, or spell it with those",
+                instead,
             )
         return plain(read(node, names))
 
@@ -211,8 +234,8 @@ class ExpressionReader:
         if other is not None:
             raise self.source.refusal(
                 node,
-                f"expected a comparison of numbers, got {type(other).__name__}",
-                "compare with <, <=, ==, !=, >= or >",
+                f"expected a comparison of numbers, got {_SPELT[type(other)]}",
+                "compare with <, <=, ==, !=, >= or >: x == 1 or x == 2, not x in (1, 2)",
             )
         values = [self.term(each, names) for each in (node.left, *node.comparators)]
         found = const(True)

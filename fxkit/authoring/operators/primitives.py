@@ -167,7 +167,26 @@ def _comparison(op: str) -> Primitive:
 
 
 def _floored(a: Any, b: Any) -> torch.Tensor:
-    return torch.div(a, b, rounding_mode="floor")  # which has a derivative, unlike floor_divide
+    # div has a derivative, unlike floor_divide.
+    return _where_divided(lambda a, b: torch.div(a, b, rounding_mode="floor"), a, b)
+
+
+def _rest(a: Any, b: Any) -> torch.Tensor:
+    return _where_divided(torch.remainder, a, b)
+
+
+def _where_divided(divide: Callable[[Any, Any], torch.Tensor], a: Any, b: Any) -> torch.Tensor:
+    """Divide; of integers by zero 0, as in NumPy, where torch raises: all paths are computed."""
+    if any(_is_float(value) for value in (a, b)):
+        return divide(a, b)
+    if not isinstance(b, torch.Tensor):
+        return divide(a, b) if b else torch.zeros_like(a)
+    is_zero = b == 0
+    return divide(a, b.masked_fill(is_zero, 1)).masked_fill(is_zero, 0)
+
+
+def _is_float(value: Any) -> bool:
+    return value.is_floating_point() if isinstance(value, torch.Tensor) else type(value) is float
 
 
 def _shift(name: str) -> Callable[..., Ref]:
@@ -181,7 +200,7 @@ _ROWS = (
     _binary("mul", Ref.__mul__, torch.mul),
     _binary("div", Ref.__truediv__, torch.div, REAL),
     _binary("floordiv", _by_kind(_row("aten.floor_divide"), floored_quotient), _floored),
-    _binary("mod", _by_kind(_row("aten.remainder"), floored_rest), torch.remainder),
+    _binary("mod", _by_kind(_row("aten.remainder"), floored_rest), _rest),
     Primitive("neg", ARITHMETIC, Ref.__neg__, torch.neg),
     Primitive("abs", ARITHMETIC, _row("aten.abs"), torch.abs),
     Primitive("sign", ARITHMETIC, _sign, torch.sign),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ def row_definition_of(function: Callable[..., Any], name: str) -> Definition:
         raise UnsupportedError(
             "expected at least one parameter that is a row, got numbers",
             source=_place(function),
-            hint="leave out the annotation float of what is a list",
+            hint="leave out the annotation of what is a list",
         )
     arguments: dict[str, Any] = {p.name: number(p.name) for p in parameters if not p.is_tensor}
     arguments |= {p.name: operand(p.name) for p in parameters if p.is_tensor}
@@ -81,13 +82,18 @@ def _row_result(value: Any, row: Term, function: Callable[..., Any]) -> Term:
 
 
 def _is_number(parameter: inspect.Parameter) -> bool:
-    return parameter.annotation in (float, "float")
+    return parameter.annotation in (bool, int, float, "bool", "int", "float")
 
 
 def _checked(function: Callable[..., Any], name: str) -> tuple[Parameter, ...]:
-    if not name.isidentifier():
+    if not name.isidentifier() or keyword.iskeyword(name):
         raise UnsupportedError(
             f"expected a name for the operator, got {name!r}", hint="pass name= to fxkit.operator"
+        )
+    if not inspect.isfunction(function):
+        raise UnsupportedError(
+            f"expected a Python function of scalars, got {type(function).__name__} {name}",
+            hint="write it with def; methods and callable objects can't be read",
         )
     return _parameters(function)
 

@@ -153,7 +153,7 @@ class _BlockReader:
             raise self._source.refusal(
                 node,
                 "expected statements that compute, got an expression whose value goes nowhere",
-                "an operator has no side effects, such as printing: remove it",
+                _instead(node.value),
             )
         return {NEXT: (_TRUE, names)}
 
@@ -343,3 +343,13 @@ _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
     ast.FunctionDef: ("a function inside a function", "define it outside and call it"),
     ast.ClassDef: ("class", "use numbers and tuples"),
 }
+
+
+def _instead(value: ast.expr) -> str:
+    """Return what to write in the place of an expression whose value goes nowhere."""
+    if isinstance(value, (ast.Yield, ast.YieldFrom, ast.Await)):
+        return "return what it computes, once"
+    called = value.func if isinstance(value, ast.Call) else None
+    if isinstance(called, ast.Attribute) and called.attr in ("append", "extend", "insert"):
+        return "lists don't grow here: return a comprehension, [f(x) for x in row], or a tuple"
+    return "an operator has no side effects, such as printing: remove it"

@@ -37,7 +37,7 @@ from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.runtime.kernel_call import KernelCall
 from fxkit.passes.base import Pass
-from fxkit.passes.manager.instruments import Instrument
+from fxkit.passes.manager.instruments import Instrument, tell_of_step
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _run(steps: Iterable[LoweringStep], state: Lowering) -> CompiledModule:
             step.run(state)
         seconds = time.perf_counter() - begin
         for instrument in state.instruments:
-            instrument.after_step(step, state, seconds)
+            tell_of_step(instrument, step, state, seconds)
         if state.module is not None:
             return state.module
     raise LookupError("expected the last step to make a module")

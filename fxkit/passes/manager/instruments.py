@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from torch import fx
 
-from fxkit.errors import FxkitError
+from fxkit.errors import FxkitError, PassError
 from fxkit.ir.printer import format_graph
 from fxkit.ir.writing import check_folder, writing
 from fxkit.passes.base import Pass
@@ -47,6 +47,26 @@ class Instrument:
 
     def after_step(self, step: Any, state: Any, seconds: float) -> None:
         """Called after a step of lowering; `step.show(state)` is what it made, as text."""
+
+
+class InstrumentError(PassError):
+    """An instrument raised while it was told of a step of lowering."""
+
+
+def tell_of_step(instrument: Instrument, step: Any, state: Any, seconds: float) -> None:
+    """Tell an instrument of a step of lowering.
+
+    Raises:
+        InstrumentError: When the instrument raises: that is no fault of the step.
+    """
+    try:
+        instrument.after_step(step, state, seconds)
+    except Exception as error:
+        name = type(instrument).__name__
+        raise InstrumentError(
+            f"expected {name}.after_step to return, got {type(error).__name__}: {error}",
+            hint="correct it, or leave it out of instruments=",
+        ) from error
 
 
 @dataclass(frozen=True)

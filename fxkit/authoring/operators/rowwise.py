@@ -85,8 +85,8 @@ def row_operator(function: Callable[..., Any], options: Options) -> RowOperator:
     Parameters without a default are lists: the elements along the last axis of a tensor. One that
     is annotated as `float`, `int` or `bool` is one number a row. Lists are read by `sum`, `max`,
     `min`, `len`, `zip` and comprehensions, parameters also by `row.sum(f)`, `row.max(f)`,
-    `row.min(f)` and `row.mean(f)`; what is returned is a list, a number or a tuple of these. All else is as for
-    `fxkit.operator`, options too.
+    `row.min(f)` and `row.mean(f)`; what is returned is a list, a number or a tuple of these. All
+    else is as for `fxkit.operator`, options too.
 
     Args:
         function: The function.

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,10 @@ def check():
 """
 
 
-def run(code: str, **environment: str) -> str:
+def run(code: str, python: Sequence[str] = (sys.executable,), **environment: str) -> str:
     """Run a program of its own, and return what it printed, its warnings with it."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT + code],
+        [*python, "-c", SCRIPT + code],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -67,7 +68,9 @@ def run(code: str, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_build_that_is_killed_is_built_by_the_next(cache: Path, tmp_path: Path) -> None:
+def test_a_build_that_is_killed_is_built_by_the_next(
+    cache: Path, tmp_path: Path, python: list[str]
+) -> None:
     compiler, slow, started = (tmp_path / name for name in ("compiler", "slow", "started"))
     compiler.write_text(
         f'#!/bin/sh\nif [ -e {slow} ]; then touch {started}; sleep 60; fi\nexec g++ "$@"\n'
@@ -85,7 +88,7 @@ def test_a_build_that_is_killed_is_built_by_the_next(cache: Path, tmp_path: Path
     assert builder.wait() == -signal.SIGKILL
     slow.unlink()
     assert list((cache / "kernels").glob("build-*"))
-    output = run("print(check().report())", FXKIT_CXX=str(compiler))
+    output = run("print(check().report())", python, FXKIT_CXX=str(compiler))
     assert "kernels built" in output and "calls: 1 fused" in output
 
 
@@ -107,12 +110,14 @@ assert all(os.waitpid(child, 0)[1] == 0 for child in children)
     assert not list((cache / "kernels").glob("build-*"))
 
 
-def test_a_folder_that_nobody_can_write_is_replaced() -> None:
-    output = run("assert check().report().calls == 1", FXKIT_CACHE_DIR="/proc/self/fxkit")
+def test_a_folder_that_nobody_can_write_is_replaced(python: list[str]) -> None:
+    output = run("assert check().report().calls == 1", python, FXKIT_CACHE_DIR="/proc/self/fxkit")
     assert "expected a cache folder" in output and "/proc/self/fxkit" in output
 
 
-def test_where_no_file_can_be_written_the_graph_runs_in_eager(cache: Path) -> None:
+def test_where_no_file_can_be_written_the_graph_runs_in_eager(
+    cache: Path, python: list[str]
+) -> None:
     code = """
 import signal
 resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
@@ -120,12 +125,12 @@ module = check()
 assert module.report().calls == 0
 print(module.regions[0].reason)
 """
-    output = run(code)
+    output = run(code, python)
     assert "The graph runs in eager" in output
     assert not list((cache / "kernels").glob("*.so"))
 
 
-def test_a_foreign_folder_is_replaced(cache: Path) -> None:
+def test_a_foreign_folder_is_replaced(cache: Path, python: list[str]) -> None:
     (cache / "kernels").mkdir(parents=True, mode=0o700)
     code = """
 user = os.getuid()
@@ -133,7 +138,7 @@ os.getuid = lambda: user + 1
 import pathlib
 check()
 """
-    assert f"belongs to user {os.getuid()}" in run(code)
+    assert f"belongs to user {os.getuid()}" in run(code, python)
 
 
 def test_a_compiler_that_refuses_one_kernel_costs_that_kernel_only(

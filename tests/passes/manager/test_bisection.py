@@ -6,7 +6,6 @@ import contextlib
 import io
 import runpy
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,11 +34,11 @@ def has_nan(gm: fx.GraphModule, args: tuple[Any, ...]) -> bool:
     return any(leaf.isnan().any() for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def run_alone(script: Path | None) -> subprocess.CompletedProcess[str]:
+def run_alone(script: Path | None, python: list[str]) -> subprocess.CompletedProcess[str]:
     """Run a script in a new process."""
     assert script is not None
     return subprocess.run(
-        [sys.executable, "-I", str(script)],
+        [*python, "-I", str(script)],
         capture_output=True,
         text=True,
         cwd=script.parent,
@@ -90,7 +89,9 @@ def twenty_passes(wrong: Rule, place: int) -> list[Pass]:
 
 
 @pytest.mark.parametrize("place", one_in(3, [13, 0, 19]))
-def test_a_planted_rule_is_found_in_a_real_model(place: int, tmp_path: Path) -> None:
+def test_a_planted_rule_is_found_in_a_real_model(
+    place: int, tmp_path: Path, python: list[str]
+) -> None:
     torch.manual_seed(0)
     model, inputs = HUGGING_FACE["gpt2"]()
     given = inputs(2)
@@ -120,7 +121,7 @@ def test_a_planted_rule_is_found_in_a_real_model(place: int, tmp_path: Path) -> 
     assert "fxkit" not in found.reproducer.read_text()
     assert status_of(found.reproducer) == 1
     if place == 13:
-        alone = run_alone(found.reproducer)
+        alone = run_alone(found.reproducer, python)
         assert (alone.returncode, alone.stderr) == (1, "")
         assert "Tensor-likes are not close" in alone.stdout
 
@@ -225,7 +226,7 @@ def test_a_change_outside_of_any_rewrite_is_found(gm: fx.GraphModule, tmp_path: 
 
 
 def test_the_script_runs_the_pass_again_where_it_can_be_imported(
-    gm: fx.GraphModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gm: fx.GraphModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: list[str]
 ) -> None:
     (tmp_path / "broken_passes.py").write_text(_BROKEN)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -238,7 +239,7 @@ def test_the_script_runs_the_pass_again_where_it_can_be_imported(
     assert status_of(found.reproducer) == 1
     # Of another length: Python takes a source of the same second and length for the compiled one.
     (tmp_path / "broken_passes.py").write_text(_BROKEN.replace("* 0.5", "* 1.000"))
-    mended = run_alone(found.reproducer)
+    mended = run_alone(found.reproducer, python)
     assert (mended.returncode, mended.stdout.splitlines()[-1]) == (0, "the fault is gone")
 
 

@@ -91,7 +91,7 @@ def _call(graph: fx.Graph, operation: Operation, made: Mapping[Any, Any]) -> fx.
 
 def _return_fields(node: Any) -> None:
     """Make a call of a packet, which returns a plain tuple, one of a method, which names fields."""
-    if callable(node.target):
+    if callable(node.target) and "self" in node.kwargs:  # else it is a copy of an operand
         kwargs = dict(node.kwargs)
         packet, node.op = node.target, "call_method"
         node.args, node.kwargs = (kwargs.pop("self"),), kwargs

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from fxkit.authoring.kernels.arguments import KernelArguments, arguments_of
+from fxkit.authoring.kernels.conversions import with_dtypes
 from fxkit.authoring.kernels.native import NativeKernel
 from fxkit.authoring.kernels.native_call import AuthoredCall, make_call
 from fxkit.authoring.kernels.option_checks import check_computed, check_operands, check_options
@@ -151,8 +152,7 @@ class AuthoredKernel:
     def _called(self, *values: Any) -> Any:
         """Compute the operator by the user's own function."""
         assert self.call is not None
-        made = self.call(*values)
-        wanted = len(self.pattern.outputs)
+        made, wanted = self.call(*values), len(self.pattern.outputs)
         results = made if isinstance(made, (tuple, list)) else (made,)
         if len(results) != wanted or not all(isinstance(r, torch.Tensor) for r in results):
             raise NumericsError(
@@ -173,7 +173,7 @@ class AuthoredKernel:
         parts = range(count) if count > 1 else ()
         values = tuple(graph.call_function(getitem, (node, part)) for part in parts) or (node,)
         graph.output(values)
-        found = replace(self.pattern, operands={**numbers, **operands})
+        found = replace(with_dtypes(self.pattern), operands={**numbers, **operands})
         template = Template(graph, values)
         check_sides(found, template)
         return Rule(self.name, found, template, where, **options)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from fxkit.authoring.kernels.conversions import by_dtypes
 from fxkit.authoring.kernels.definition import AuthoredKernel
 from fxkit.authoring.kernels.epilogue_fusion import FuseEpilogues
 from fxkit.authoring.kernels.readiness import objection_to
@@ -35,13 +36,14 @@ class SubstituteKernels(Pass):
     Attributes:
         kernels: The kernels, each held to its pattern already.
         options: How fxkit compiles what they are timed against.
-        device: Where the graph runs.
+        is_without_no_ops: Whether the graph has lost calls that change nothing.
         trials: Takes note of what became of each.
         placed: Of the first of them, names of the nodes that took the places.
     """
 
     kernels: tuple[AuthoredKernel, ...]
     options: TrialOptions
+    is_without_no_ops: bool = False
     trials: list[KernelTrial] = field(default_factory=list)
     placed: list[tuple[str, ...]] = field(default_factory=list)
 
@@ -55,7 +57,11 @@ class SubstituteKernels(Pass):
         """Run the kernels' rules. Cost: linear, and trials of types not met before."""
         asked: dict[tuple[str, str], KernelTrial] = {}
         self.options.look_at(edit.gm)
-        rules = [self._tried(kernel, asked) for kernel in self.kernels]
+        rules = [
+            self._tried(kernel, rule, asked)
+            for kernel in self.kernels
+            for rule in by_dtypes(kernel.rule, drops_conversions=self.is_without_no_ops)
+        ]
         report = context.rewrite(edit, rules)
         for site in report.sites:
             found = asked.pop((site.rule, site.root), None)
@@ -79,9 +85,11 @@ class SubstituteKernels(Pass):
             behind = next((fused[name] for name in names if name in fused), ())
             self.trials[place] = replace(self.trials[place], epilogue=behind)
 
-    def _tried(self, kernel: AuthoredKernel, asked: dict[tuple[str, str], KernelTrial]) -> Rule:
-        """Return a kernel's rule, which asks for a trial where it would apply."""
-        where = kernel.rule.where
+    def _tried(
+        self, kernel: AuthoredKernel, rule: Rule, asked: dict[tuple[str, str], KernelTrial]
+    ) -> Rule:
+        """Return a form of a kernel's rule that asks for a trial where it would apply."""
+        where = rule.where
 
         def accepts(match: Match) -> bool | str:
             objection = None if where is None else objection_of(where(match))
@@ -92,7 +100,7 @@ class SubstituteKernels(Pass):
                 asked[place] = self._trial(kernel, match)
             return asked[place].reason or True
 
-        return replace(kernel.rule, where=accepts)
+        return replace(rule, where=accepts)
 
     def _trial(self, kernel: AuthoredKernel, match: Match) -> KernelTrial:
         names = tuple(node.name for node in sorted(match.matched))
@@ -130,7 +138,7 @@ def use_kernels(
         UnsupportedError: When sizes are open and a kernel may apply, which needs them.
     """
     found = {o.name for node in gm.graph.nodes if (o := operator_of(node)) is not None}
-    wanted = [kernel for kernel in kernels if found & set(kernel.rule.root_operators)]
+    wanted = [kernel for kernel in kernels if found & _roots_of(kernel)]
     if not wanted:
         return ()
     if args is None:
@@ -155,7 +163,7 @@ def use_kernels(
     # such as casts to the same dtype.
     removing = [step for step in options.passes if isinstance(step, RemoveInferenceNoOps)]
     if removing:
-        places.append(SubstituteKernels(tuple(ready), options))
+        places.append(SubstituteKernels(tuple(ready), options, is_without_no_ops=True))
         steps += [*removing, places[1]]
     PassManager(
         steps, verify="structure", args=args, on_failure=on_failure, instruments=instruments
@@ -170,6 +178,11 @@ def use_kernels(
             substituted.note_epilogues(fusing.fused)
     used = [trial for substituted in places for trial in substituted.trials if trial.is_used]
     return (*trials, *used, *(trial for trial in places[-1].trials if not trial.is_used))
+
+
+def _roots_of(kernel: AuthoredKernel) -> set[str]:
+    forms = by_dtypes(kernel.rule, drops_conversions=True)
+    return {name for rule in forms for name in rule.root_operators}
 
 
 _warned: set[tuple[int, str]] = set()

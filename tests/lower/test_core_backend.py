@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fxkit
 from fxkit.errors import UnsupportedError
-from fxkit.lower import CompiledModule, Policy
+from fxkit.lower import CompiledModule, Policy, to_backend
 from fxkit.lower.loop_ir.bits import Bits
 from fxkit.lower.loop_ir.builder import Builder, Ref
 from fxkit.lower.loop_ir.interpreter import interpret
@@ -279,3 +279,19 @@ def test_a_policy_refuses_kernels_for_a_backend() -> None:
     )
     torch.testing.assert_close(module(x), gm(x))
     assert "this processor reduces nothing" in module.explain("softmax")
+
+
+def test_a_backend_that_makes_no_function_is_told() -> None:
+    gm = fxkit.symbolic_trace(lambda x: x.exp() * 2)
+    with pytest.raises(UnsupportedError, match=r"expected make to return a function .* got None"):
+        to_backend(gm, (torch.ones(4),), make=lambda kernel: None)  # type: ignore[arg-type]
+
+
+def test_what_a_backend_raises_in_a_call_is_raised() -> None:
+    def broken(*addresses: int) -> int:
+        raise LookupError(f"{len(addresses)} addresses")
+
+    gm = fxkit.symbolic_trace(lambda x: x.exp() * 2)
+    module = to_backend(gm, (torch.ones(4),), make=lambda kernel: broken)
+    with pytest.raises(LookupError, match="3 addresses"):
+        module(torch.ones(4))

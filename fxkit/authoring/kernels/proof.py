@@ -41,6 +41,7 @@ class Provable(KernelWithHook, Protocol):
     rule: Rule
     gradient: Callable[..., Any] | None
     call: Callable[..., Any] | None
+    where: Any
 
 
 def prove_kernel(
@@ -127,7 +128,7 @@ def _compare_on_cases(
             raise NumericsError(
                 f"expected {kernel.name} to compute its pattern, got another result: {difference}",
                 source=kernel.rule.file.rpartition("/")[2] or None,
-                hint=f"inputs: {_described(values)}",
+                hint=f"inputs: {_described(values)}{_narrowing(kernel, values)}",
             )
         if is_accepted and kernel.call is not None:
             _check_memory(kernel.name, kernel.call, values)
@@ -247,3 +248,11 @@ def _described(values: Mapping[str, Any]) -> str:
         return f"{TensorType.of(value)} stride {tuple(value.stride())}{numbers}"
 
     return ", ".join(f"{name}={one(value)}" for name, value in values.items())
+
+
+def _narrowing(kernel: Provable, values: Mapping[str, Any]) -> str:
+    """Return how operands of several shapes are left out, where nothing says which it takes."""
+    shapes = {value.shape for value in values.values() if isinstance(value, torch.Tensor)}
+    if kernel.where or len(shapes) < 2:
+        return ""
+    return "; where= says which operands it takes, as by match.type('x').shape"

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from fxkit.errors import UnsupportedError
 from fxkit.lower.compiling.compiled_module import CompiledModule
 from fxkit.lower.compiling.inferred_types import typed
 from fxkit.lower.compiling.kernel_builds import BuiltKernels
@@ -55,7 +56,8 @@ def to_backend(
 
     Raises:
         InvalidGraphError: When an input is missing, or a node can't take its operands.
-        UnsupportedError: When `gm` is no `GraphModule`, or `args` is not a tuple.
+        UnsupportedError: When `gm` is no `GraphModule`, `args` is not a tuple, or `make` returns
+            no function.
 
     Example:
         >>> import ctypes, torch, fxkit
@@ -77,9 +79,20 @@ def to_backend(
     typed(gm, args, kwargs)
 
     def build(kernels: Mapping[str, Kernel]) -> BuiltKernels:
-        return _MadeKernels(made={name: make(kernel) for name, kernel in kernels.items()})
+        return _MadeKernels(made={name: _made(make, kernel) for name, kernel in kernels.items()})
 
     return lower_typed(gm, policy, KernelTarget(_LEFT, build=build), instruments)
+
+
+def _made(make: MakeFunction, kernel: Kernel) -> Callable[..., int | None]:
+    function = make(kernel)
+    if not callable(function):
+        raise UnsupportedError(
+            f"expected make to return a function that runs a kernel, got {function!r}",
+            hint="return one of the addresses of its buffers, then the number of threads; a "
+            "subclass of Policy says by refusal which kernels make does not take",
+        )
+    return function
 
 
 @dataclass

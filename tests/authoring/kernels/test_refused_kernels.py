@@ -282,3 +282,23 @@ def test_a_call_with_other_arguments_tells_the_kernel() -> None:
 def test_an_empty_text_is_no_file() -> None:
     with pytest.raises(UnsupportedError, match="the text of a kernel, got '', and there is no"):
         fxkit.kernel(lambda x: x.tanh(), cpp="")
+
+
+def test_operands_that_broadcast_are_left_out_by_where() -> None:
+    text = """
+    void scaled(const float* x, const float* y, float* out, long x_numel) {
+      for (long i = 0; i < x_numel; ++i) out[i] = x[i] * y[i];
+    }"""
+    kernel = fxkit.kernel(lambda x, y: x * y, name="scaled", cpp=text)
+    with pytest.raises(NumericsError) as caught:
+        kernel.prove()
+    assert "where= says which operands it takes" in (caught.value.hint or "")
+
+    def alike(match: Any) -> bool:
+        return match.type("x").shape == match.type("y").shape
+
+    wrong = text.replace("x[i] *", "x[i] +")
+    narrowed = fxkit.kernel(lambda x, y: x * y, name="scaled", cpp=wrong, where=alike)
+    with pytest.raises(NumericsError) as caught:
+        narrowed.prove()
+    assert "where=" not in (caught.value.hint or "")

@@ -57,12 +57,12 @@ class CompileOptions:
     Attributes:
         passes: The passes to run; None for the default ones.
         train: Whether gradients are compiled.
-        dynamic: Which sizes are left open.
+        dynamic: Which sizes are symbolic.
         tune: Whether kernels are timed against eager.
         fast: Whether results may be nearer to float64 than eager's.
-        backend: What makes a callable of each graph, instead of kernels.
-        instruments: What is told of each pass and step.
-        dump: A folder for every stage, or None.
+        backend: Makes a callable of each graph, in place of kernels; None for kernels.
+        instruments: Observers of each pass and step of lowering.
+        dump: A folder that every stage is written to as text, or None.
         kernels: Kernels of the user's own.
     """
 
@@ -79,12 +79,12 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class _FreeForms:
-    """A graph of free sizes, from which the graph for certain sizes is made.
+    """A graph with symbolic sizes, which is specialised to the sizes of each call.
 
     Attributes:
         gm: The graph.
-        captured: Makes it of the graph as it was captured; the passes are still to run.
-        rewritten: Makes it of the graph that the passes have run on, where they could.
+        captured: Specialises the graph as it was captured; passes are still to run on the result.
+        rewritten: Specialises the graph after the passes; None where they need to know sizes.
     """
 
     gm: fx.GraphModule
@@ -92,11 +92,11 @@ class _FreeForms:
     rewritten: Specialiser | None
 
     def at(self, args: tuple[torch.Tensor, ...]) -> tuple[fx.GraphModule, bool]:
-        """Return the graph for the sizes of some inputs, and whether the passes have run on it."""
+        """Return the graph for the sizes of these inputs, and whether the passes have run on it."""
         try:
             found = None if self.rewritten is None else self.rewritten.quickly_at(args)
             return (self.captured.at(args), False) if found is None else (found, True)
-        except InvalidGraphError:  # of which the passes say the same
+        except InvalidGraphError:  # `_lower` handles it, when the passes on `gm` raise it again
             return self.gm, False
 
 
@@ -111,13 +111,14 @@ class GraphCompiler:
     """Compiles the captured graphs of one program.
 
     Args:
-        options: How.
-        alters_results: Whether something that was done to the program changes its results.
-        note: Is told of each module that was made for a captured graph.
+        options: The options of `fxkit.compile`.
+        alters_results: Tells whether passes or edits of the user's may change the program's
+            results: then the graph as it was recorded must not serve a call.
+        note: Called with each module that is made for a captured graph.
 
     Attributes:
-        modules: What was compiled; the last one last.
-        stock: The kernels, for use at other sizes.
+        modules: All compiled modules, in the order of compilation.
+        stock: Cache of kernels, which other sizes and other Python numbers use again.
     """
 
     def __init__(
@@ -134,7 +135,9 @@ class GraphCompiler:
         self._trials: tuple[KernelTrial, ...] = ()
         self.modules: list[CompiledModule | TrainingModule] = []
         self.stock = KernelCache()
-        self._lowered_shapes: set[tuple[torch.Size, ...]] = set()  # by graphs without free sizes
+        self._lowered_shapes: set[tuple[torch.Size, ...]] = (
+            set()
+        )  # of graphs without symbolic sizes
 
     def backend(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
         """Return what runs in the place of a captured graph."""
@@ -161,8 +164,8 @@ class GraphCompiler:
     def _lower_as_it_is(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Lowered:
         """Compile a graph for these sizes.
 
-        A second one for the same may be the first with another number in it: its kernels read at
-        run time what sets them apart from those in stock.
+        A second graph for the same sizes may differ from the first in a Python number alone: where
+        its kernels differ from those in `stock`, they take the number as a run-time parameter.
         """
         shapes = tuple(tensor.shape for tensor in args)
         is_first = shapes not in self._lowered_shapes
@@ -221,7 +224,7 @@ class GraphCompiler:
         return self._noted(module)
 
     def _watching(self) -> tuple[Instrument, ...]:
-        """Return what is told of the stages of a compile."""
+        """Return the instruments of a compile, which are called after each stage."""
         options = self._options
         folders = [f for f in (options.dump, config.current().dump) if f is not None]
         return (*options.instruments, *map(CompileDump, folders))
@@ -275,7 +278,7 @@ class GraphCompiler:
         return module
 
     def with_numbers(self, gm: fx.GraphModule) -> Callable[..., Any]:
-        """Return what runs in the place of a graph that takes numbers, which no kernel does."""
+        """Return what runs a graph that takes Python numbers: eager, after the passes."""
         return self._rewritten(gm, (), has_free_sizes=True).forward
 
     def _is_trained(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> bool:

@@ -63,13 +63,13 @@ class Lowering:
         gm: The graph; its weights are packed, and its nodes get their types.
         args: Inputs to infer types for; None where nodes have their types.
         kwargs: Keyword inputs.
-        policy: When a kernel pays, and on which device kernels run.
+        policy: For which regions kernels are made, and on which device they run.
         target: How kernels are chosen, called and built.
         tunes: Whether kernels are timed against eager.
         packs: Whether weights of convolutions may be packed, which changes the graph.
-        on_failure: As `PassManager` takes it, for what packs.
-        instruments: What is told of each step.
-        faults: What failed in single kernels.
+        on_failure: As `PassManager` takes it, for the passes that pack weights.
+        instruments: Observers, called after each step.
+        faults: Errors of single kernels, which torch computes then.
         partition: Which nodes share a kernel.
         choices: Which products, convolutions and attentions kernels compute.
         plan: The graph of kernel calls, and the loop IR of the kernels.
@@ -207,7 +207,7 @@ def _tune(state: Lowering) -> None:
 
 
 def _assemble(state: Lowering) -> None:
-    """Make the module, whose graph is one program of the binding."""
+    """Make the module; its graph of kernel calls becomes one program of the C binding."""
     assert state.plan is not None and state.built is not None
     again = functools.partial(lower_typed, policy=state.policy, target=state.target)
     state.module = CompiledModule(state.gm, state.plan, state.built, again)

@@ -40,13 +40,14 @@ from fxkit.lower.scheduling.index_intervals import (
 )
 from fxkit.lower.scheduling.row_sweeps import cost_of
 
-# What a region may cost, measured by what its operators cost one by one.
+# Cost of a region's kernel, at most, as a multiple of what its operators cost in kernels of their
+# own: it is larger where fused values are computed again at several indices.
 MAX_REPETITION = 1.5
 
-# Each place where elements may be read costs all points a masked load.
+# Guarded loads of one point, at most: each is a masked load at every point of the kernel.
 MAX_GUARDED = 4
 
-# What is read at places that are computed for each element comes one by one.
+# Gathers of one point, at most: their loads are scalar, not vectors.
 MAX_GATHERED = 4
 
 
@@ -190,12 +191,12 @@ class _Partitioner:
         return is_slow and self._policy.device.type == "cpu" and self._policy.min_members > 1
 
     def _is_scattered(self, kernel: Kernel, parts: tuple[IndexInterval, ...]) -> bool:
-        """Tell whether each point is read in so many places that eager is faster.
+        """Tell whether a kernel has so many guarded loads or gathers that eager is faster.
 
         Args:
             kernel: The kernel.
-            parts: Stretches of its row; where it is known along one of them whether a guard holds,
-                that guard costs nothing.
+            parts: Intervals of its row; a guard whose outcome is constant along one of them costs
+                nothing there.
         """
         if self._policy.min_members <= 1 or not kernel.sizes:
             return False
@@ -391,7 +392,7 @@ class _Ready:
 
 
 def _asked(kernel: Kernel, stretch: IndexInterval) -> int:
-    """Count the loads along a stretch that ask at each point whether they touch memory."""
+    """Count the guarded loads whose guard is not constant along an interval."""
     loads = [i for i in map(kernel.body.__getitem__, computed(kernel, stretch)) if i.op == "load"]
     guards = [i.guard for i in loads if i.guard is not None]
     return sum(outcome(kernel, stretch, guard) is None for guard in guards)

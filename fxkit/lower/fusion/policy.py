@@ -1,4 +1,4 @@
-"""The policy of fusion: when a kernel pays."""
+"""The policy of fusion: for which regions a kernel is made, and which are left to eager."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from fxkit.lower.operators.movement_table import MoveOp
 
 @dataclass(frozen=True)
 class Policy:
-    """When a kernel pays.
+    """For which regions a kernel is made, and which are left to eager.
 
     Attributes:
-        min_members: A region of this many operators always does: each saves a pass over memory.
+        min_members: From this many operators on, a region always becomes a kernel: each operator
+            that is fused saves a write to memory and a read.
         rounds: Whether results of 16 bits are rounded within a kernel wherever eager rounds them.
             Otherwise they stay float32 there: faster and nearer to float64, but not eager's bits.
-        splits: Whether products of float32 may be computed from parts in bfloat16, three of a
-            number, where the processor has a unit for it and that is faster.
+        splits: Whether a float32 product may be computed as products of bfloat16 matrices, each
+            operand split into three, where the processor has a matrix unit and that is faster.
     """
 
     min_members: int = 2
@@ -34,11 +35,11 @@ class Policy:
         return torch.device("cpu")
 
     def refusal(self, kernel: Kernel) -> str | None:
-        """Return why there is no text for the kernel of a single node, or None."""
+        """Return why the target's printer can't print the kernel of a node, or None if it can."""
         return None
 
     def objection(self, group: FusionGroup) -> str | None:
-        """Return why eager is as fast for a region, or None when a kernel pays."""
+        """Return why eager is as fast for a region, or None where a kernel is faster."""
         if len(group.members) >= self.min_members:
             return None
         row = group.members[0].row

@@ -119,10 +119,10 @@ class Instruction:
 
     Attributes:
         op: `load`, `index`, `check`, `const`, `cast`, `round`, `reduce_<monoid>`, `scan_<monoid>`,
-            the operator of a `TensorOp`, or a scalar operation. The monoids are `add`, `mul`, `max`
-            and `min`; of reductions also `and` and `or`; of scans of float64 also `logaddexp`,
-            which adds numbers that are given by logarithms. Sums of floats are kept in float64
-            between blocks of the row.
+            the operator of a `TensorOp`, or a scalar function of `scalar_functions.py`. The monoids
+            are `add`, `mul`, `max` and `min`; of reductions also `and` and `or`; of scans of
+            float64 also `logaddexp`, which adds numbers that are given by logarithms. Sums of
+            floats are kept in float64 between blocks of the row.
         operands: Positions of earlier instructions; of a load, its indices, then its guard.
         dtype: Register dtype of the result.
         detail: The access of a load or an index, the number of a constant, the storage dtype of a
@@ -136,7 +136,7 @@ class Instruction:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether it is made of whole tensors."""
+        """Whether it is a `TensorOp`: a product, a convolution or attention of whole tensors."""
         return self.detail is not None and isinstance(self.detail, TensorOp)
 
     @cached_property
@@ -239,7 +239,7 @@ class Kernel:
 
     @property
     def whole(self) -> TensorOp | None:
-        """What it begins with that is made of whole tensors, if anything."""
+        """The product, convolution or attention that it begins with; None in other kernels."""
         return self.body[0].detail if self.body and self.body[0].is_whole else None
 
     @property

@@ -44,7 +44,7 @@ def run(rounds: int, *, with_peer: bool) -> str:
     inputs = demo.inputs(ALL[:2])
     ways = [
         Way("fxkit.capture whole", _whole, runs_it=True),
-        Way("fxkit.capture whole, free sizes", _free, runs_it=True),
+        Way("fxkit.capture whole, symbolic sizes", _free, runs_it=True),
         Way("torch.fx.symbolic_trace", _symbolic),
     ]
     if with_peer:

@@ -19,8 +19,8 @@ def fill_fake_values(gm: fx.GraphModule | GraphProgram) -> int:
     """Write a fake tensor of each node's known type into `node.meta["val"]`, as torch.export does.
 
     fxkit keeps types under a key of its own, which edits keep true; what is written here is true of
-    the graph as it is now. Nodes of unknown type are left alone, and so are those whose free sizes
-    no `ShapeEnv` of torch stands behind.
+    the graph as it is now. Nodes of unknown type are left alone, and so are those with symbolic
+    sizes that belong to no `ShapeEnv` of torch.
 
     Args:
         gm: A graph module with types, as captures and `propagate_types` leave it; or a captured

@@ -149,7 +149,7 @@ class TypeAnalysis:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What was taken to hold of free sizes on the way, such as `batch <= 512`."""
+        """What was taken to hold of symbolic sizes on the way, such as `batch <= 512`."""
         return () if self._now.symbolic is None else self._now.symbolic.assumptions()
 
     @property

@@ -74,11 +74,10 @@ class Compiled(GraphProgram):
 
     @property
     def compiled_modules(self) -> list[CompiledModule | TrainingModule]:
-        """What was compiled, the last one last.
+        """All compiled modules, in the order of compilation.
 
-        There is one for each captured graph, and for one of free sizes one for each set of sizes
-        that it ran with; one for each stage where results are computed from one another in
-        training.
+        There is one for each captured graph; one for each set of sizes where the graph has symbolic
+        sizes; one for each stage where results are computed from one another in training.
         """
         return self._compiler.modules
 
@@ -174,7 +173,7 @@ class Compiled(GraphProgram):
 
     @property
     def builds(self) -> int:
-        """How often kernels had to be built for graphs of free sizes.
+        """How often kernels had to be built for graphs of symbolic sizes.
 
         Sizes at which the kernels of earlier ones serve, with other numbers, add nothing to it.
         """

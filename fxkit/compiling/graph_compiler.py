@@ -37,7 +37,7 @@ from fxkit.lower.compiling.lowering import cpp_target, to_cpp_as_recorded
 from fxkit.lower.compiling.pipeline import Lowering, lower
 from fxkit.lower.compiling.specialising import Specialiser, assumptions, holds_expressions
 from fxkit.lower.dispatch.eager_fallback import left_because
-from fxkit.lower.dispatch.shape_cache import ShapeCache, has_free_sizes
+from fxkit.lower.dispatch.shape_cache import ShapeCache, has_symbolic_sizes
 from fxkit.lower.runtime.devices import is_on_gpu
 from fxkit.lower.training.stages import StagedModule, to_cpp_in_stages
 from fxkit.lower.training.training_module import TrainingModule
@@ -78,7 +78,7 @@ class CompileOptions:
 
 
 @dataclass(frozen=True)
-class _FreeForms:
+class _SymbolicForms:
     """A graph with symbolic sizes, which is specialised to the sizes of each call.
 
     Attributes:
@@ -154,7 +154,7 @@ class GraphCompiler:
         if reason is not None:
             copied = self._rewritten_or_recorded(gm, args) if is_changed else _copied(gm)
             return self._noted(eager_module(copied, reason))
-        if not has_free_sizes(gm):
+        if not has_symbolic_sizes(gm):
             return self._lower_as_it_is(gm, args)
         lower = functools.partial(self._lower_for_sizes, gm, {})
         run = ShapeCache(gm, lower, may_run_graph=not is_changed)
@@ -177,11 +177,11 @@ class GraphCompiler:
         return module
 
     def _lower_for_sizes(
-        self, gm: fx.GraphModule, forms: dict[bool, _FreeForms], args: tuple[torch.Tensor, ...]
+        self, gm: fx.GraphModule, forms: dict[bool, _SymbolicForms], args: tuple[torch.Tensor, ...]
     ) -> Lowered:
         is_trained = self._is_trained(gm, args)
         if is_trained not in forms:
-            forms[is_trained] = _FreeForms(gm, Specialiser(gm), self._rewritten_form(gm, args))
+            forms[is_trained] = _SymbolicForms(gm, Specialiser(gm), self._rewritten_form(gm, args))
         self.stock.see(args)
         graph, is_rewritten = forms[is_trained].at(args)
         return self._lower(graph, args, self.stock, is_rewritten)
@@ -193,7 +193,7 @@ class GraphCompiler:
         if self._options.passes is not None:
             return None
         try:
-            rewritten = self._rewritten(gm, args, has_free_sizes=True)
+            rewritten = self._rewritten(gm, args, has_symbolic_sizes=True)
         except FxkitError:
             return None
         if holds_expressions(rewritten):
@@ -279,7 +279,7 @@ class GraphCompiler:
 
     def with_numbers(self, gm: fx.GraphModule) -> Callable[..., Any]:
         """Return what runs a graph that takes Python numbers: eager, after the passes."""
-        return self._rewritten(gm, (), has_free_sizes=True).forward
+        return self._rewritten(gm, (), has_symbolic_sizes=True).forward
 
     def _is_trained(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> bool:
         return self._options.train is not False and _asks_for_gradients(gm, args)
@@ -299,7 +299,7 @@ class GraphCompiler:
         args: tuple[torch.Tensor, ...],
         instruments: tuple[Instrument, ...] | None = None,
         *,
-        has_free_sizes: bool = False,
+        has_symbolic_sizes: bool = False,
     ) -> fx.GraphModule:
         """Return a copy of a captured graph that the passes have run on."""
         passes = self._options.passes
@@ -310,9 +310,9 @@ class GraphCompiler:
             passes = training if self._is_trained(gm, args) else inference
         with paused_collector(keeps_all=False):
             copied = _copied(gm)
-            example = None if has_free_sizes else args
+            example = None if has_symbolic_sizes else args
             # Passes that can't do without sizes are no fault: they run again when sizes are known.
-            on_failure = None if has_free_sizes else self._own_faults.leaves_out
+            on_failure = None if has_symbolic_sizes else self._own_faults.leaves_out
             told = self._options.instruments if instruments is None else instruments
             self._use_kernels(copied, example, passes, on_failure, told)
             PassManager(

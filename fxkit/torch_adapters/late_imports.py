@@ -20,7 +20,7 @@ FOR_SIZES = (
     "torch.export._trace",
     "sympy.tensor.tensor",
 )
-"""What free sizes need: torch imports some of it when the first of them is used."""
+"""What symbolic sizes need: torch imports some of it when the first of them is used."""
 
 FOR_GRAPHS_OF_GRADIENTS = (
     *FOR_SIZES,

@@ -53,9 +53,9 @@ def capture(
             call differs from an earlier one in sizes only, a graph is captured in which those are
             free. True: all are free from the first. A dict frees some: for each argument, by name,
             an axis, a tuple of axes, or a dict whose keys are axes. False: none. What the program
-            takes for granted of free sizes becomes a guard, such as `x.shape[0] >= 2`. Where sizes
-            can't be free, there is a graph for each. To free sizes the program runs a second time,
-            on the state that it found, and leaves nothing behind. Mode `export` takes what
+            assumes of symbolic sizes becomes a guard, such as `x.shape[0] >= 2`. Where sizes can't
+            be free, there is a graph for each. To make sizes symbolic, the program runs a second
+            time, on the state that it found, and leaves nothing behind. Mode `export` takes what
             `torch.export.export` takes as `dynamic_shapes`, `partial` what `torch.compile` takes as
             `dynamic`. It has no effect in mode `aten`, where there is always a graph for each set
             of sizes.

@@ -23,7 +23,7 @@ from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.recording.state import Learned
 from fxkit.tracing.values.refusals import Failure, Refusal
 
-MAX_STATIC = 3  # calls that could not be given free sizes, before that is no longer tried
+MAX_STATIC = 3  # calls that could not be given symbolic sizes, before that is no longer tried
 
 Finish = Callable[[CacheEntry], None]
 

@@ -35,7 +35,7 @@ def test_values_have_the_layout_of_what_runs() -> None:
         turned.data_ptr()
 
 
-def test_free_sizes_are_torchs_symbolic_sizes() -> None:
+def test_symbolic_sizes_are_those_of_torch() -> None:
     gm = fxkit.symbolic_trace(lambda x: torch.cat([x, x]) + 1)
     rows = torch.export.Dim("rows")
     fxkit.propagate_types(gm, (torch.randn(3, 4),), dynamic_shapes=({0: rows},))

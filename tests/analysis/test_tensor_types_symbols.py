@@ -30,7 +30,7 @@ _BATCH = Dim("batch")
 _LENGTH = Dim("s0")
 
 
-def test_expressions_of_free_sizes() -> None:
+def test_expressions_of_symbolic_sizes() -> None:
     shapes = {"x": {0: _BATCH, 1: _LENGTH}, "y": {0: _BATCH, 1: 2 * _LENGTH + 1}}
     args = torch.randn(3, 4), torch.randn(3, 9)
     assert _output(lambda x, y: y, *args, shapes=shapes) == "f32[batch,2*s0+1]"

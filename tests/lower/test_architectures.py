@@ -46,7 +46,7 @@ def hold_to_float64(compiled: Callable[..., Any], net: torch.nn.Module, inputs: 
 
 
 def check_sizes(net: torch.nn.Module, samples: list[Inputs]) -> None:
-    """Call a model compiled for free sizes with inputs of several ones."""
+    """Call a model compiled for symbolic sizes with inputs of several ones."""
     wide = copy.deepcopy(net).double()
     if hasattr(wide, "set_experts_implementation"):
         wide.set_experts_implementation("eager")

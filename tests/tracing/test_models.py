@@ -136,7 +136,7 @@ def test_convolutional_model(name: str, training: bool):
     _assert_equal(model, inputs, training)
 
 
-# Free sizes -------------------------------------------------------------------------------------
+# Symbolic sizes ---------------------------------------------------------------------------------
 
 # What keeps a graph from serving all sizes: `int()` of a quotient of sizes, which decides a shape.
 FIXED_SIZES = {"swin", "mamba"}  # mamba loops over its sequence in Python

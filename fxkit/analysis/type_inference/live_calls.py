@@ -31,7 +31,7 @@ class LiveCalls:
         values: For each node visited what is known of its value.
         origins: Name of a symbol → the node that found it in the data.
         observed: What was known before, for calls that can't run on fake tensors.
-        symbolic: Free sizes, if there are any, or if data decide some.
+        symbolic: Symbolic sizes, if there are any, or if data decide some.
 
     Attributes:
         results: The live values, by node.
@@ -107,7 +107,7 @@ class LiveCalls:
                 raise
             except Exception as error:
                 return self._instead(node, error)
-        self.check_free_sizes(node)
+        self.check_symbolic_sizes(node)
         if self._observed.has_number_for(node, self._table.abstract(result)):
             return self._observed.number_of(node)
         return result
@@ -145,8 +145,8 @@ class LiveCalls:
             raise type_errors.observed_otherwise(node, error, then, now)
         raise self.misfit(node, error) from error
 
-    def check_free_sizes(self, node: fx.Node) -> None:
-        """Refuse a call that gives a free size a value.
+    def check_symbolic_sizes(self, node: fx.Node) -> None:
+        """Refuse a call that gives a symbolic size a value.
 
         Raises:
             FxkitError: When it does.

@@ -21,7 +21,7 @@ _STAND_IN = 6  # for an example size of 0 or 1, which torch would take for a fix
 
 
 class SymbolicShapes:
-    """The free sizes of one run, and what was learnt of them.
+    """The symbolic sizes of one run, and what was learnt of them.
 
     Attributes:
         mode: A fake mode whose sizes may be symbols.
@@ -41,7 +41,7 @@ class SymbolicShapes:
         setattr(self._env, NAMES, {})
 
     def inputs(self, values: Mapping[str, Any], spec: Any) -> dict[str, Any]:
-        """Return inputs with free sizes.
+        """Return inputs with symbolic sizes.
 
         Args:
             values: The inputs, by the names of the graph's placeholders.
@@ -196,7 +196,7 @@ class SymbolicShapes:
         return None
 
     def relations(self) -> list[tuple[Symbol, fx.Node | None]]:
-        """Return what was taken to hold of the free sizes, each with the node that asked for it."""
+        """Return what was assumed of the symbolic sizes, each with the node that asked for it."""
         names = getattr(self._env, NAMES)
         found = []
         for index, guard in enumerate(self._env.guards):

@@ -66,7 +66,7 @@ def _undecided(
 
 
 def fixed_size(node: fx.Node, name: str, value: Any, operands: str) -> InvalidGraphError:
-    """Return the error for a node that works for one value of a free size only."""
+    """Return the error for a node that works for one value of a symbolic size only."""
     return _at(
         node,
         f"expected {node.name} to work for every {name}, got one that needs {name} = {value} "

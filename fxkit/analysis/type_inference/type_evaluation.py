@@ -62,7 +62,7 @@ class Evaluation:
         modes: The modes at the beginning.
         live_nodes: The nodes to run on live tensors.
         observed: What was known before, for calls that can't run on fake tensors.
-        symbolic: Free sizes, if there are any, or if data decide some.
+        symbolic: Symbolic sizes, if there are any, or if data decide some.
 
     Attributes:
         values: For each node visited what is known of its value.
@@ -181,7 +181,7 @@ class Evaluation:
         node.meta[KEY] = value.type if type(value) is TypeFacts else types_of(value)
 
     def _settle(self) -> None:
-        """Write what was learnt of free sizes since into all types."""
+        """Write what was learnt of symbolic sizes since into all types."""
         assert self.symbolic is not None
         if not self.symbolic.learnt:
             return
@@ -340,7 +340,7 @@ class Evaluation:
         has_learnt = self.symbolic is not None and self.symbolic.learnt > learnt
         if not (is_faithful or has_learnt):
             raise NeedsLive(node)
-        self._live.check_free_sizes(node)
+        self._live.check_symbolic_sizes(node)
         value = abstract(with_operands(result, made))
         if any(not facts.core.is_plain for facts in facts_in(value)):
             raise NeedsLive(node)

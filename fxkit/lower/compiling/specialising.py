@@ -36,7 +36,7 @@ _ARITHMETIC = frozenset(
 
 
 class Specialiser:
-    """Makes copies of a graph of free sizes with the numbers in it that follow from some inputs.
+    """Makes copies of a graph with symbolic sizes, with the sizes of some inputs put in.
 
     The types in a copy are those of the graph with numbers put into their expressions, which takes
     a fraction of the time that it takes to propagate them. For the first copy both is done; where
@@ -44,7 +44,7 @@ class Specialiser:
 
     Args:
         gm: The graph; it is left as it is.
-        assumed: Relations of its free sizes that it takes to hold.
+        assumed: Relations of its symbolic sizes that it takes to hold.
     """
 
     def __init__(self, gm: fx.GraphModule, assumed: Sequence[Symbol] = ()) -> None:
@@ -86,7 +86,7 @@ class Specialiser:
 
 
 def assumptions(gm: fx.GraphModule) -> list[Symbol]:
-    """Return what was taken to hold of the free sizes of a graph, so far.
+    """Return what was taken to hold of the symbolic sizes of a graph, so far.
 
     Where torch has to know more than an expression, it decides by the sizes of the example. What it
     does then, as in a pass that looks at what an operator calls, is right only for those sizes for
@@ -113,7 +113,7 @@ def holds_expressions(gm: fx.GraphModule) -> bool:
 
 
 class _Expressions:
-    """The types of a graph as functions of its free sizes."""
+    """The types of a graph as functions of its symbolic sizes."""
 
     def __init__(self, gm: fx.GraphModule, assumed: Sequence[Symbol]) -> None:
         self._known = [type_of(node) for node in gm.graph.nodes]
@@ -182,7 +182,7 @@ class _Unknown(Exception):
 
 
 def _places(inputs: list[Any]) -> dict[str, tuple[int, int]]:
-    """Return where each free size can be read: in which input, along which axis."""
+    """Return where each symbolic size can be read: in which input, along which axis."""
     places: dict[str, tuple[int, int]] = {}
     for index, known in enumerate(inputs):
         for axis, size in enumerate(known.shape if isinstance(known, TensorType) else ()):

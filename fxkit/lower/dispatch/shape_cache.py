@@ -24,14 +24,14 @@ _MAX_COUNTED = 4096
 Lower = Callable[[tuple[Any, ...]], Callable[..., Any]]
 
 
-def has_free_sizes(gm: fx.GraphModule) -> bool:
+def has_symbolic_sizes(gm: fx.GraphModule) -> bool:
     """Tell whether the types of a graph's inputs hold expressions."""
     types = (type_of(node) for node in gm.graph.nodes if node.op == "placeholder")
     return any(isinstance(known, TensorType) and known.is_symbolic for known in types)
 
 
 class ShapeCache:
-    """Callable like a graph of free sizes; lowers it for each set of sizes that it is called with.
+    """Callable like a graph with symbolic sizes; lowers it for each set of sizes of its inputs.
 
     Lowering for further sizes plans the graph again, which takes Python milliseconds; what is built
     for the first ones serves them, where `lower` sees to that.

@@ -21,7 +21,7 @@ class FreeTensorGuard(Guard):
         index: Which of the tensor arguments.
         kind: Its class.
         type: The type that it was captured with.
-        shown: That type with expressions for the free sizes.
+        shown: That type with expressions for the symbolic sizes.
         free: The free axes.
     """
 
@@ -71,7 +71,7 @@ class FreeTensorGuard(Guard):
 
 @dataclass(frozen=True, slots=True)
 class SizeGuard(Guard):
-    """What has to hold of the free sizes, as an expression.
+    """What has to hold of the symbolic sizes, as an expression.
 
     Attributes:
         text: The expression over the names of the sizes.

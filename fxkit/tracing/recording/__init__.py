@@ -1,1 +1,1 @@
-"""Runs under the recorder, and the graphs they give: with guards, free sizes and free numbers."""
+"""Runs under the recorder and their graphs: with guards, symbolic sizes and symbolic numbers."""

@@ -143,7 +143,7 @@ class CacheEntry:
         return self._finish(call, self._execute(call, self.undo, self.run or self._forward()))
 
     def serves(self, other: CacheEntry) -> bool:
-        """Tell whether this graph of free sizes holds wherever another one does."""
+        """Tell whether this graph of symbolic sizes holds wherever another one does."""
         if self.value_guards != other.value_guards or self.guards[0] != other.guards[0]:
             return False
         mine, theirs = self.guards[1], other.guards[1]

@@ -32,7 +32,7 @@ _CALLS = {math.ceil: "math.ceil", math.floor: "math.floor", operator.neg: "-"}
 
 @dataclass(frozen=True, slots=True)
 class FreeSize:
-    """One free size.
+    """One symbolic size.
 
     Attributes:
         name: How types call it: `s0`.
@@ -50,10 +50,10 @@ class FreeSize:
 
 
 class SizeFacts:
-    """Turns what a run took for granted of free sizes into guards.
+    """Turns what a run took for granted of symbolic sizes into guards.
 
     Args:
-        sizes: The free sizes.
+        sizes: The symbolic sizes.
         numbers: The value of each node that computes a number of sizes.
     """
 
@@ -180,7 +180,7 @@ class SizeFacts:
         return found.expression.subs(values) == before
 
     def fixed(self) -> set[str]:
-        """Return the names of the free sizes that turned out to have one value only."""
+        """Return the names of the symbolic sizes that turned out to have one value only."""
         found = set()
         for guard in self.guards.values():
             name, sign, value = guard.text.partition(" == ")

@@ -1,8 +1,8 @@
 """The recorder of symbolic sizes.
 
-The program runs on real tensors. Where it asks a tensor that depends on a free size for its shape,
-a node reads that size and a stand-in is given for the number, so that what is computed of it is
-written down as nodes too. Whatever a program does with the number itself is noted as a fact.
+The program runs on real tensors. Where it asks a tensor that depends on a symbolic size for its
+shape, a node reads that size and a stand-in is given for the number, so that what is computed of it
+is written down as nodes too. Whatever a program does with the number itself is noted as a fact.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SizeFact:
 
 
 class SizeRecorder(Recorder):
-    """Records a program whose tensors have free sizes.
+    """Records a program whose tensors have symbolic sizes.
 
     Args:
         leaves: The tensor arguments, with the names that their placeholders ask for.
@@ -168,7 +168,7 @@ class SizeRecorder(Recorder):
         if self._tainted and self._reads_tainted(args):
             return super()._handle(func, types, args, kwargs)
         tensors = [it for it in (*args, *kwargs.values()) if isinstance(it, torch.Tensor)]
-        if name in _WITHOUT_SIZES or not any(map(self._has_free_sizes, tensors)):
+        if name in _WITHOUT_SIZES or not any(map(self._has_symbolic_sizes, tensors)):
             return self._run(func, args, kwargs)
         try:
             self._location = self._frames.locate(sys._getframe(3))
@@ -177,7 +177,7 @@ class SizeRecorder(Recorder):
             self.refuse(refusal.reason, refusal.hint)
             return self._run(func, args, kwargs)
 
-    def _has_free_sizes(self, tensor: torch.Tensor) -> bool:
+    def _has_symbolic_sizes(self, tensor: torch.Tensor) -> bool:
         value = self._values.get(id(tensor))
         return value is not None and value.node in self._sized
 
@@ -227,7 +227,7 @@ class SizeRecorder(Recorder):
     ) -> Any:
         """Note a fact about what a tensor says of itself, such as whether it is contiguous."""
         if type(result) not in READABLE:
-            raise Refusal(f"the program reads {spelling.name} of a tensor of free sizes")
+            raise Refusal(f"the program reads {spelling.name} of a tensor of symbolic sizes")
         rest = (spelling.attribute,) if spelling.attribute else args[1:]
         node_args = (node, *(self._argument(arg, spelling.target) for arg in rest))
         node_kwargs = {key: self._argument(arg, spelling.target) for key, arg in kwargs.items()}

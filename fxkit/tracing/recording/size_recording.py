@@ -94,7 +94,7 @@ class _SizeRun(Rerun[CacheEntry]):
         for index, tensor in enumerate(self.call.parts.tensors):
             for axis in sorted(self._free.get(index, ())):
                 spec[recorder.placeholders[index].name][axis] = _automatic()
-                sizes.append(self._free_size(len(sizes), index, axis, tensor.shape[axis]))
+                sizes.append(self._symbolic_size(len(sizes), index, axis, tensor.shape[axis]))
         try:
             analysis = TypeAnalysis(module, inputs, dynamic_shapes=spec)
         except FxkitError as error:
@@ -109,7 +109,7 @@ class _SizeRun(Rerun[CacheEntry]):
             raise Refusal("the program uses each size that might be free as a plain number")
         _drop_unused(module, numbers)
 
-    def _free_size(self, number: int, index: int, axis: int, size: int) -> FreeSize:
+    def _symbolic_size(self, number: int, index: int, axis: int, size: int) -> FreeSize:
         shown = f"{self._names[index]}.shape[{axis}]"
         return FreeSize(f"s{number}", shown, index, axis, size)
 

@@ -129,9 +129,9 @@ def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     made: list[bool] = []
     real = graph_compiler.GraphCompiler._rewritten
 
-    def rewritten(*args: Any, has_free_sizes: bool = False) -> fx.GraphModule:
-        made.append(has_free_sizes)
-        return real(*args, has_free_sizes=has_free_sizes)
+    def rewritten(*args: Any, has_symbolic_sizes: bool = False) -> fx.GraphModule:
+        made.append(has_symbolic_sizes)
+        return real(*args, has_symbolic_sizes=has_symbolic_sizes)
 
     monkeypatch.setattr(graph_compiler.GraphCompiler, "_rewritten", rewritten)
     return made

@@ -443,7 +443,7 @@ def test_each_size_that_is_free_has_its_way(slow_ways: list[int]) -> None:
     assert len(slow_ways) == before + 1
 
 
-def test_a_relation_of_free_sizes_is_seen(slow_ways: list[int]) -> None:
+def test_a_relation_of_symbolic_sizes_is_seen(slow_ways: list[int]) -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x * 2 + 1 if x.shape[0] > 2 * y.shape[0] else y.exp() - x.sum()
 

@@ -1,4 +1,4 @@
-"""Graphs of free sizes: right at each size, and built no more than once after the second one."""
+"""Graphs of symbolic sizes: right at each size, built at most once after the second one."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ KINDS = {
     **dict.fromkeys((*GRADIENTS, *AT_SIZES, AS_CUDA_TEXT, ON_GPU), torch.float32),
 }  # fmt: skip
 
-# What each size of a sample becomes, one after the other, for one program of free sizes.
+# What each size of a sample becomes, one after the other, for one program of symbolic sizes.
 OTHER_SIZES: tuple[Callable[[int], int], ...] = (
     lambda size: 2 * size, lambda size: size + 3, lambda size: 3 * size + 1, lambda size: size + 1,
 )  # fmt: skip
@@ -167,7 +167,7 @@ def _is_near(found: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> b
 
 
 def check_sizes(run: Program, tensors: list[torch.Tensor]) -> dict[str, str]:
-    """Compare a program with itself compiled for free sizes, at several ones."""
+    """Compare a program with itself compiled for symbolic sizes, at several ones."""
     compiled = fxkit.compiling.compiler.compile(run, dynamic=True)
     result: dict[str, str] = {}
     for resized in ((lambda size: size), *OTHER_SIZES):

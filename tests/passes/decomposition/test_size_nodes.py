@@ -33,7 +33,7 @@ PROGRAMS: dict[str, Any] = {
     "passes", [(DecomposeForKernels(),), (DecomposeToAten(), DecomposeToCore())]
 )
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_graph_of_free_sizes_runs_at_others(name: str, passes: Any) -> None:
+def test_a_graph_of_symbolic_sizes_runs_at_others(name: str, passes: Any) -> None:
     gm = fx.symbolic_trace(PROGRAMS[name])
     example = torch.randn(2, 6, 4)
     fxkit.propagate_types(gm, (example,), dynamic_shapes=({1: "length"},))

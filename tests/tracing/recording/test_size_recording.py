@@ -1,4 +1,4 @@
-"""A graph of free sizes gives what eager gives, at every size."""
+"""A graph of symbolic sizes gives what eager gives, at every size."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_opaque_calls_happen_once():
     assert "an opaque call may happen only once" in captured.explain(torch.ones(7))
 
 
-def test_gradients_flow_through_a_graph_of_free_sizes():
+def test_gradients_flow_through_a_graph_of_symbolic_sizes():
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     captured = fxkit.capture(model, (torch.randn(3, 4),), dynamic=True)
     for batch in (5, 7):

@@ -258,7 +258,7 @@ def test_arrays_hold_whole_vectors() -> None:
 
 
 @torch.no_grad()
-def test_free_sizes_and_none() -> None:
+def test_symbolic_sizes_and_none() -> None:
     rows = fxkit.compile(ROWS["layer_norm"], dynamic=True)
     pointwise = fxkit.compile(EXACT["chain"], dynamic=True)
     down = fxkit.compile(ROWS["down"], dynamic=True)

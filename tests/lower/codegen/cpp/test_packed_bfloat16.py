@@ -170,7 +170,7 @@ def test_as_many_vectors_go_in_step_as_coefficients_leave_registers_for() -> Non
 
 
 @torch.no_grad()
-def test_free_sizes_and_none() -> None:
+def test_symbolic_sizes_and_none() -> None:
     compiled = fxkit.compile(ROWS["layer_norm"], dynamic=True)
     pointwise = fxkit.compile(EXACT["chain"], dynamic=True)
     for rows, length in (

@@ -212,6 +212,8 @@ def test_bad_input_is_told() -> None:
         q.search(model, seen, at_least=10.0, over=("int3",))
     with pytest.raises(UnsupportedError, match="a metric of at least 2, got 1 in float32"):
         q.search(model, seen, lambda program, given: 1.0, at_least=2.0)
+    with pytest.raises(UnsupportedError, match="a metric of at least 2, got nan in float32"):
+        q.search(model, seen, lambda program, given: float("nan"), at_least=2.0)
     with pytest.raises(UnsupportedError, match="expected layers with weights"):
         q.search(nn.ReLU().eval(), seen, at_least=10.0)
     with pytest.raises(UnsupportedError, match="one way to quantise activations"):

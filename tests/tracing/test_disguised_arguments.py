@@ -122,9 +122,13 @@ def test_enumerations_of_torch_are_numbers() -> None:
         kind = F.ScalingType.TensorWise
         return F.scaled_mm(a, b, one, kind, one * 2, kind)
 
+    try:
+        expected = program(a, b)
+    except NotImplementedError:
+        pytest.skip("this torch multiplies no float8 on the CPU")
     captured = Captured(program)
     for _ in range(2):
-        assert torch.equal(captured(a, b), program(a, b))
+        assert torch.equal(captured(a, b), expected)
     assert "ScalingType" not in captured.graph_module.code and captured.recaptures == 0
 
 

@@ -61,6 +61,7 @@ class CompiledModule(nn.Module):
         self._built = built
         self._calls: Counter[str] = Counter()
         self._forgotten = 0  # calls of the native program, whose own count only goes up
+        self._forgotten_stand_ins = 0
         self._inputs = [
             (str(n.target), type_of(n)) for n in gm.graph.nodes if n.op == "placeholder"
         ]
@@ -179,9 +180,13 @@ class CompiledModule(nn.Module):
         """Report only the calls from here on: those before were trials."""
         self._calls.clear()
         self._forgotten = self._native_calls()
+        self._forgotten_stand_ins = self._stand_ins()
 
     def _native_calls(self) -> int:
         return 0 if self._native_program is None else self._native_program.calls
+
+    def _stand_ins(self) -> int:
+        return 0 if self._native_program is None else self._native_program.stand_ins
 
     @property
     def input_types(self) -> tuple[Any, ...]:
@@ -252,6 +257,7 @@ class CompiledModule(nn.Module):
             calls=self._calls[_FUSED] + self._native_calls() - self._forgotten,
             eager_calls={why: count for why, count in self._calls.items() if why != _FUSED},
             kernel_misses=sum(call.misses for call in self._plan.calls.values()),
+            stand_ins=self._stand_ins() - self._forgotten_stand_ins,
             whole=frozenset(n.name for n in nodes if kernels_of(n) is not None),
             trials=self.trials,
             float_layers=self.graph_module.meta.get(FLOAT_LAYERS, ()),

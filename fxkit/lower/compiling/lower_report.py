@@ -80,6 +80,8 @@ class LowerReport:
         calls: How often the fused graph ran.
         eager_calls: How often the original graph ran, by reason.
         kernel_misses: Calls of single regions that ran in eager because of their inputs' types.
+        stand_ins: Runs of kernels that torch computed instead: one of them failed, as its function
+            said, or a parameter was not of its type.
         whole: Names of the products, convolutions and attention, which kernels compute only where
             they are faster than torch's library.
         float_layers: Of a quantised graph, which layers are computed with floats all the same, and
@@ -92,6 +94,7 @@ class LowerReport:
     calls: int
     eager_calls: Mapping[str, int]
     kernel_misses: int
+    stand_ins: int = 0
     whole: frozenset[str] = frozenset()
     trials: tuple[KernelTrial, ...] = ()
     float_layers: tuple[str, ...] = ()
@@ -137,6 +140,8 @@ class LowerReport:
         lines += [f"  in eager {n} times: {why}" for why, n in self.eager_calls.items()]
         if self.kernel_misses:
             lines.append(f"  {self.kernel_misses} calls of kernels ran in eager for their types")
+        if self.stand_ins:
+            lines.append(f"  torch stood in {self.stand_ins} times for kernels, as one failed")
         return "\n".join(lines)
 
     def _whole_line(self) -> list[str]:

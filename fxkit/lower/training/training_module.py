@@ -362,4 +362,5 @@ def _report(modules: Sequence[CompiledModule | None]) -> LowerReport | None:
         calls=sum(report.calls for report in reports),
         eager_calls=eager_calls,
         kernel_misses=sum(report.kernel_misses for report in reports),
+        stand_ins=sum(report.stand_ins for report in reports),
     )

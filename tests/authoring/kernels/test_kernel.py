@@ -228,6 +228,22 @@ def test_a_kernel_without_a_gradient_is_not_used_where_one_is_asked_for() -> Non
     assert "kernel shift left out at add: %add asks for a gradient" in program.report()
 
 
+def test_calls_of_kernels_that_fail_are_counted() -> None:
+    text = SHIFT.replace('"C" void', '"C" int').replace(
+        "BODY;", "BODY;\n  return out_numel > 1000;"
+    )
+    kernel = fxkit.kernel(
+        shift, cpp=text.replace("BODY", "out[i] = std::tanh(x[i]) + 0.25f"), always=True
+    )
+    program, x = fxkit.compile(shift, kernels=[kernel]), torch.randn(40, 60)
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(program(x), shift(x))
+    report = program.compiled_modules[-1].report()
+    assert report.stand_ins == report.calls > 0
+    assert f"torch stood in {report.stand_ins} times for kernels" in str(report)
+
+
 REFUSED = {
     "there is no": {"cpp": "nowhere.cpp"},
     "expected a source or call=": {},

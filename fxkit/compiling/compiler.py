@@ -177,7 +177,7 @@ class Compiled(GraphProgram):
 
         Sizes at which the kernels of earlier ones serve, with other numbers, add nothing to it.
         """
-        return self._compiler.stock.builds
+        return self._compiler.kernel_cache.builds
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Say whether a call would run compiled, or which guard stops it."""

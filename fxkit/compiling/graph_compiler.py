@@ -118,7 +118,7 @@ class GraphCompiler:
 
     Attributes:
         modules: All compiled modules, in the order of compilation.
-        stock: Cache of kernels, which other sizes and other Python numbers use again.
+        kernel_cache: Cache of kernels, which other sizes and other Python numbers use again.
     """
 
     def __init__(
@@ -130,11 +130,11 @@ class GraphCompiler:
         self._options = options
         self._alters_results = alters_results
         self._note = note
-        self._policy = Policy(rounds=not options.fast, splits=options.fast)
+        self._policy = Policy(rounds=not options.fast, splits_products=options.fast)
         self._own_faults = OwnFaults()
         self._trials: tuple[KernelTrial, ...] = ()
         self.modules: list[CompiledModule | TrainingModule] = []
-        self.stock = KernelCache()
+        self.kernel_cache = KernelCache()
         self._lowered_shapes: set[tuple[torch.Size, ...]] = (
             set()
         )  # of graphs without symbolic sizes
@@ -165,15 +165,15 @@ class GraphCompiler:
         """Compile a graph for these sizes.
 
         A second graph for the same sizes may differ from the first in a Python number alone: where
-        its kernels differ from those in `stock`, they take the number as a run-time parameter.
+        its kernels differ from those in `kernel_cache`, they read the number as a parameter.
         """
         shapes = tuple(tensor.shape for tensor in args)
         is_first = shapes not in self._lowered_shapes
-        module = self._lower(gm, args, None if is_first else self.stock)
+        module = self._lower(gm, args, None if is_first else self.kernel_cache)
         self._lowered_shapes.add(shapes)
-        self.stock.see(args)
+        self.kernel_cache.see(args)
         if is_first and isinstance(module, CompiledModule):
-            self.stock.note(module.kernels)
+            self.kernel_cache.note(module.kernels)
         return module
 
     def _lower_for_sizes(
@@ -182,9 +182,9 @@ class GraphCompiler:
         is_trained = self._is_trained(gm, args)
         if is_trained not in forms:
             forms[is_trained] = _SymbolicForms(gm, Specialiser(gm), self._rewritten_form(gm, args))
-        self.stock.see(args)
+        self.kernel_cache.see(args)
         graph, is_rewritten = forms[is_trained].at(args)
-        return self._lower(graph, args, self.stock, is_rewritten)
+        return self._lower(graph, args, self.kernel_cache, is_rewritten)
 
     def _rewritten_form(
         self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]
@@ -204,7 +204,7 @@ class GraphCompiler:
         self,
         gm: fx.GraphModule,
         args: tuple[torch.Tensor, ...],
-        stock: KernelCache | None = None,
+        kernel_cache: KernelCache | None = None,
         is_rewritten: bool = False,
     ) -> Lowered:
         policy = self._policy
@@ -214,7 +214,7 @@ class GraphCompiler:
         try:
             copied = gm if is_rewritten else self._rewritten(gm, args, instruments)
             is_trained = self._is_trained(gm, args)
-            module = self._kernels_for(copied, args, is_trained, stock, instruments)
+            module = self._kernels_for(copied, args, is_trained, kernel_cache, instruments)
         except InvalidGraphError as error:
             copied = _copied(gm)
             module = to_cpp_as_recorded(copied, error.message, policy, instruments)
@@ -234,7 +234,7 @@ class GraphCompiler:
         gm: fx.GraphModule,
         args: tuple[torch.Tensor, ...],
         is_trained: bool,
-        stock: KernelCache | None,
+        kernel_cache: KernelCache | None,
         instruments: tuple[Instrument, ...],
     ) -> Lowered:
         """Lower a graph that the passes have run on; in eager, with a warning, where that fails."""
@@ -242,7 +242,7 @@ class GraphCompiler:
         try:
             if is_trained:
                 return to_cpp_in_stages(
-                    gm, args, policy=policy, stock=stock, instruments=instruments
+                    gm, args, policy=policy, kernel_cache=kernel_cache, instruments=instruments
                 )
             if is_on_gpu(gm, args):
                 from fxkit.lower.compiling.cuda_lowering import to_cuda
@@ -253,7 +253,7 @@ class GraphCompiler:
                     gm,
                     args,
                     policy=policy,
-                    target=cpp_target(gm, policy, stock),
+                    target=cpp_target(gm, policy, kernel_cache),
                     tunes=self._options.tune,
                     packs=True,
                     on_failure=self._own_faults.leaves_out,

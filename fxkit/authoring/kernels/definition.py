@@ -26,7 +26,7 @@ from fxkit.authoring.kernels.source import KernelSource, library_source, read_so
 from fxkit.errors import NumericsError, UnsupportedError
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.compiling.native_operators import call_natively
-from fxkit.lower.runtime.kernel_call import holds_its_numbers
+from fxkit.lower.runtime.kernel_call import stores_its_values
 from fxkit.patterns.language import Operand, operand
 from fxkit.patterns.matching import Match
 from fxkit.patterns.pattern_nodes import Pattern
@@ -200,7 +200,7 @@ class AuthoredKernel:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and holds_its_numbers(tensor)
+    return tensor.layout == torch.strided and stores_its_values(tensor)
 
 
 def _listed(where: Any) -> list[Any]:

@@ -17,11 +17,11 @@ from fxkit.authoring.operators.kernel_form import kernel_for, types_of_results
 from fxkit.ir.types import TensorType
 from fxkit.lower.building.build import Library
 from fxkit.lower.codegen.cpp.runtime_parameters import (
-    all_freed,
-    freed,
-    is_free,
-    packed_numbers,
-    parted,
+    fully_parametrised,
+    is_runtime,
+    packed_parameters,
+    parametrised,
+    split_parameters,
 )
 from fxkit.lower.compiling.kernel_builds import build_kernels
 from fxkit.lower.cpp_printer import print_kernel
@@ -133,7 +133,7 @@ class EagerKernels:
 
         inputs = [TensorType.of(tensor) for tensor in tensors]
         call = KernelCall(self.definition.name, kernel, inputs, outputs, eager)
-        call.bind(library.handle, _NAME, packed_numbers(open_))
+        call.bind(library.handle, _NAME, packed_parameters(open_))
         return call
 
     def _library(self, kernel: Kernel) -> Library | None:
@@ -157,9 +157,9 @@ def _has_rows_of_one(definition: Definition, tensors: Sequence[torch.Tensor]) ->
 
 def _opened(kernel: Kernel) -> Kernel:
     """Return a kernel that reads its sizes and strides at run time, and keeps its constants."""
-    details = [i.detail.value for i in all_freed(kernel).body if i.op == "const"]
-    constants = {int(value.text[1:]) for value in details if is_free(value)}
-    return freed(kernel, frozenset(range(len(parted(kernel)[1]))) - constants)
+    details = [i.detail.value for i in fully_parametrised(kernel).body if i.op == "const"]
+    constants = {int(value.text[1:]) for value in details if is_runtime(value)}
+    return parametrised(kernel, frozenset(range(len(split_parameters(kernel)[1]))) - constants)
 
 
 def _program(native: Any, call: KernelCall, is_tuple: bool) -> Any:
@@ -173,7 +173,7 @@ def _program(native: Any, call: KernelCall, is_tuple: bool) -> Any:
         return found if isinstance(found, tuple) else (found,)
 
     is_long = call.work >= _LONG_WORK
-    kernels = ((call.address, ins + outs, call.is_parallel, call.numbers, (), -1),)
+    kernels = ((call.address, ins + outs, call.is_parallel, call.parameters, (), -1),)
     run = (inputs, (), outputs, 0, (), (), kernels, is_long, None)
     step = (in_python, None, ins, outs, (), run)
     slots = len(inputs) + len(outputs)

@@ -32,7 +32,12 @@ from fxkit.authoring.operators.primitives import (
     value_of,
 )
 from fxkit.authoring.operators.terms import CONST, NUMBER, OPERAND, ROW, Term, in_order
-from fxkit.lower.codegen.cpp.runtime_parameters import Free, RuntimeFloat, RuntimeInt, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import (
+    RuntimeFloat,
+    RuntimeInt,
+    RuntimeValue,
+    is_runtime,
+)
 from fxkit.lower.loop_ir.bits import Bits, Number
 from fxkit.lower.loop_ir.builder import Builder, Ref, round_number
 from fxkit.lower.loop_ir.loop_ir import Instruction, register_of
@@ -178,7 +183,7 @@ class ScalarEvaluation(Generic[Value]):
         values = [self._known[operand] for operand in term.operands]
         if all(isinstance(value, (bool, int, float)) for value in values):
             found = value_of(term.op, *values)
-            is_varying = any(map(is_free, values))
+            is_varying = any(map(is_runtime, values))
             return varied(found, f"made_{len(self._known)}") if is_varying else found
         return self._applied(PRIMITIVES[term.op], values)
 
@@ -225,7 +230,7 @@ class ScalarEvaluation(Generic[Value]):
 
 def _as_kind(value: Number, kind: Kind) -> Number:
     converted = (bool, int, float)[kind.value](value)
-    if not isinstance(value, Free):
+    if not isinstance(value, RuntimeValue):
         return converted
     is_same = isinstance(converted, float) == isinstance(value, float)
     return varied(converted, value.text if is_same else f"{value.text}_converted")
@@ -261,7 +266,7 @@ class KernelComputer:
         return value.cast(dtype)
 
     def number(self, value: Number, dtype: torch.dtype, kind: Kind, where: str) -> Ref:
-        if not isinstance(value, Free):
+        if not isinstance(value, RuntimeValue):
             return self.builder.const(value, dtype)
         rounded = varied(round_number(value, dtype), value.text)
         return self.builder.append(Instruction("const", (), dtype, _NamedBits(rounded, value.text)))

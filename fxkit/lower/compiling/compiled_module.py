@@ -22,7 +22,7 @@ from fxkit.lower.compiling.reasons import reason_in_aten
 from fxkit.lower.families.family import kernels_of
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.runtime import binding
-from fxkit.lower.runtime.kernel_call import holds_its_numbers
+from fxkit.lower.runtime.kernel_call import stores_its_values
 from fxkit.torch_adapters.grad_modes import is_any_autocast_enabled
 
 _FUSED = "fused"
@@ -273,7 +273,7 @@ def _fits(value: Any, expected: Any) -> bool:
         and value.shape == expected.shape
         and value.device == expected.device
         and (value.layout is torch.strided and value.stride() == expected.stride)
-        and holds_its_numbers(value)
+        and stores_its_values(value)
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from fxkit.ir.types import TensorType
 from fxkit.lower.codegen.cuda.printer import scratch_bytes
 from fxkit.lower.loop_ir.loop_ir import Kernel
-from fxkit.lower.runtime.kernel_call import KernelCall, holds_its_numbers
+from fxkit.lower.runtime.kernel_call import KernelCall, stores_its_values
 from fxkit.lower.runtime.launcher import launcher_for
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -46,8 +46,8 @@ class CudaCall(KernelCall):
         self.scratch_bytes = scratch_bytes(kernel)
         self._pointers = ctypes.c_void_p * len(kernel.buffers)
 
-    def bind(self, library: ctypes.CDLL, name: str, numbers: bytes = b"") -> None:
-        """Take the built function of this name, which reads no numbers at run time."""
+    def bind(self, library: ctypes.CDLL, name: str, parameters: bytes = b"") -> None:
+        """Take the built function of this name, which reads no parameters at run time."""
         function = getattr(library, name)
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
         function.restype = ctypes.c_int
@@ -95,7 +95,7 @@ class CudaCall(KernelCall):
             and tensor.device == known.device
             and tensor.layout is torch.strided
             and tensor.stride() == known.stride
-            and holds_its_numbers(tensor)
+            and stores_its_values(tensor)
         )
 
 

@@ -31,14 +31,14 @@ class BuiltKernels:
         libraries: Name of a kernel → the library that holds it.
         failures: Name of a kernel → why it could not be printed or built.
         functions: Name of a kernel → that of its function, where it is another one.
-        numbers: Name of a kernel → what its function reads at run time, if anything.
+        parameters: Name of a kernel → what its function reads at run time, if anything.
     """
 
     source: str = ""
     libraries: dict[str, Library] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
-    numbers: dict[str, bytes] = field(default_factory=dict)
+    parameters: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -65,9 +65,9 @@ class BuiltKernels:
         """
         for region, name in plan.kernel_of.items():
             if name in self.libraries:
-                numbers = [self.numbers[name]] if self.numbers.get(name) else []
+                parameters = [self.parameters[name]] if self.parameters.get(name) else []
                 function = self.functions.get(name, name)
-                plan.calls[region].bind(self.libraries[name].handle, function, *numbers)
+                plan.calls[region].bind(self.libraries[name].handle, function, *parameters)
         plan.regions[:] = [
             replace(region, kernel=None, reason=reasons[region.kernel], bytes_saved=None)
             if region.kernel is not None and region.kernel in reasons

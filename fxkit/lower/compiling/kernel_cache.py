@@ -10,7 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from fxkit.lower.building.build import Library
-from fxkit.lower.codegen.cpp.runtime_parameters import freed, packed_numbers, parted
+from fxkit.lower.codegen.cpp.runtime_parameters import (
+    packed_parameters,
+    parametrised,
+    split_parameters,
+)
 from fxkit.lower.compiling.kernel_builds import BuiltKernels, build_kernels
 from fxkit.lower.compiling.varying_sizes import VaryingSizes
 from fxkit.lower.cpp_printer import print_kernel
@@ -24,14 +28,14 @@ MANY_POINTS = 1 << 18
 
 @dataclass
 class _Form:
-    """What kernels that differ in their numbers alone have in common.
+    """What kernels that differ in their parameters alone have in common.
 
     Attributes:
-        numbers: Those of the first kernel.
-        free: Positions of the numbers that were others in a later one, or are held to vary.
+        parameters: Those of the first kernel.
+        free: Positions of the parameters that were others in a later one, or are held to vary.
     """
 
-    numbers: tuple[int, ...]
+    parameters: tuple[int, ...]
     free: frozenset[int] = frozenset()
 
 
@@ -64,11 +68,11 @@ class KernelCache:
 
     @property
     def builds(self) -> int:
-        """How often there was something to build that was not in stock."""
+        """How often there was something to build that was not in the cache."""
         return self._builds + sum(part.builds for part in self._parts.values())
 
     def part(self, name: str) -> KernelCache:
-        """Return the stock of a part of the program, whose kernels are not like those of others."""
+        """Return the cache for a part of the program, whose kernels are unlike those of others."""
         with self._lock:
             return self._parts.setdefault(name, KernelCache(self._sizes))
 
@@ -78,24 +82,24 @@ class KernelCache:
             self._sizes.see(args)
 
     def note(self, kernels: Mapping[str, Kernel]) -> None:
-        """Note the numbers of kernels that were built elsewhere, with all numbers in their texts.
+        """Note the parameters of kernels built elsewhere, with all of them in their texts.
 
-        Those numbers that later kernels do not share with them are free from the start.
+        Those parameters that later kernels do not share with them are free from the start.
         """
         with self._lock:
             self._note(kernels)
 
     def _note(self, kernels: Mapping[str, Kernel]) -> None:
-        for _, form, numbers in self._forms_of(kernels):
+        for _, form, parameters in self._forms_of(kernels):
             if form not in self._forms:
-                self._forms[form] = _Form(numbers)
+                self._forms[form] = _Form(parameters)
 
     def build(
         self,
         kernels: Mapping[str, Kernel],
         others: Callable[[], Mapping[str, Kernel]] = dict,
     ) -> BuiltKernels:
-        """Return kernels, built where none in stock can be called in their place.
+        """Return kernels, built where none in the cache can be called in their place.
 
         Args:
             kernels: Name → kernel, of one graph.
@@ -120,44 +124,46 @@ class KernelCache:
             return built
 
     def _freed(self, kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
-        """Free the numbers of kernels that differ from those of earlier ones like them.
+        """Let parameters vary in kernels that differ from those of earlier ones like them.
 
         In a kernel like none before, those are free that are the sizes of inputs which vary, or
         are free in other kernels.
         """
         varying = self._sizes.numbers()
         found = self._forms_of(kernels)
-        for _, key, numbers in found:
+        for _, key, parameters in found:
             if (form := self._forms.get(key)) is not None:
-                pairs = enumerate(zip(form.numbers, numbers, strict=True))
+                pairs = enumerate(zip(form.parameters, parameters, strict=True))
                 form.free |= {position for position, (ours, other) in pairs if ours != other}
-                varying |= {numbers[position] for position in form.free}
-        for _, key, numbers in found:
+                varying |= {parameters[position] for position in form.free}
+        for _, key, parameters in found:
             if key not in self._forms:
-                free = {position for position, n in enumerate(numbers) if n in varying}
-                self._forms[key] = _Form(numbers, frozenset(free))
+                free = {position for position, n in enumerate(parameters) if n in varying}
+                self._forms[key] = _Form(parameters, frozenset(free))
         return {
-            name: freed(kernels[name], self._forms[key].free - _lengths(kernels[name], numbers))
-            for name, key, numbers in found
+            name: parametrised(
+                kernels[name], self._forms[key].free - _lengths(kernels[name], parameters)
+            )
+            for name, key, parameters in found
         }
 
     def _forms_of(
         self, kernels: Mapping[str, Kernel]
     ) -> list[tuple[str, Hashable, tuple[int, ...]]]:
-        """Return, for each kernel of a graph, its name, its form and its numbers.
+        """Return, for each kernel of a graph, its name, its form and its parameters.
 
         Of kernels of one form in one graph, the first is held to be the first at other sizes too.
         """
         seen: Counter[Hashable] = Counter()
         found: list[tuple[str, Hashable, tuple[int, ...]]] = []
         for name, kernel in kernels.items():
-            rest, numbers = parted(kernel)
-            found.append((name, (rest, seen[rest]), numbers))
+            rest, parameters = split_parameters(kernel)
+            found.append((name, (rest, seen[rest]), parameters))
             seen[rest] += 1
         return found
 
     def _add(self, kernels: Mapping[str, Kernel], texts: Mapping[str, str]) -> None:
-        """Build the kernels that are not in stock."""
+        """Build the kernels that are not in the cache."""
         missing: dict[str, str] = {}
         for name, text in texts.items():
             if text not in self._functions:
@@ -186,18 +192,18 @@ class KernelCache:
                 library = replace(library, seconds=0.0, cache_hit=True)
             built.libraries[name] = library
             built.functions[name] = function.name
-            built.numbers[name] = packed_numbers(kernel)
+            built.parameters[name] = packed_parameters(kernel)
             sources[function.source] = None
         built.source = "\n".join(sources)
         return built
 
 
-def _lengths(kernel: Kernel, numbers: tuple[int, ...]) -> frozenset[int]:
-    """Return the positions of numbers that stay in the text: the length of many short rows."""
+def _lengths(kernel: Kernel, parameters: tuple[int, ...]) -> frozenset[int]:
+    """Return the positions of parameters that stay in the text: the length of many short rows."""
     length = kernel.sizes[-1] if kernel.sizes else 0
     if not 0 < length < SHORT_ROW or kernel.points < MANY_POINTS:
         return frozenset()
-    return frozenset(position for position, number in enumerate(numbers) if number == length)
+    return frozenset(position for position, number in enumerate(parameters) if number == length)
 
 
 def _texts(kernels: Mapping[str, Kernel]) -> tuple[dict[str, str], dict[str, Exception]]:

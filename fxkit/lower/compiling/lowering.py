@@ -30,7 +30,7 @@ def to_cpp(
     *,
     policy: Policy | None = None,
     tune: bool = False,
-    stock: KernelCache | None = None,
+    kernel_cache: KernelCache | None = None,
     instruments: tuple[Instrument, ...] = (),
 ) -> CompiledModule:
     """Compile what is pointwise, reduces, moves elements, multiplies or attends into C++ kernels.
@@ -47,7 +47,7 @@ def to_cpp(
         policy: When a kernel pays.
         tune: Whether to time each kernel against eager, on made-up inputs, and keep the faster one;
             the times are kept beside the built kernels.
-        stock: Kernels built for other sizes, which serve here too where they can.
+        kernel_cache: Kernels built for other sizes, which serve here too where they can.
         instruments: What is told of each step.
 
     Returns:
@@ -69,16 +69,18 @@ def to_cpp(
         torch.Size([64, 256])
     """
     chosen = policy or Policy()
-    target = cpp_target(gm, chosen, stock)
+    target = cpp_target(gm, chosen, kernel_cache)
     return lower(Lowering(gm, args, kwargs, chosen, target, tunes=tune, instruments=instruments))
 
 
-def cpp_target(gm: fx.GraphModule, policy: Policy, stock: KernelCache | None) -> KernelTarget:
+def cpp_target(
+    gm: fx.GraphModule, policy: Policy, kernel_cache: KernelCache | None
+) -> KernelTarget:
     """Return how kernels for the processor are made, alone or for further sizes too."""
-    if stock is None:
+    if kernel_cache is None:
         return KernelTarget(Choosing.by_speed())
     # What pays at one size only would ask for another build at the next.
-    build = functools.partial(stock.build, others=lambda: _alternatives(gm, policy))
+    build = functools.partial(kernel_cache.build, others=lambda: _alternatives(gm, policy))
     return KernelTarget(Choosing.by_kind(), build=build)
 
 

@@ -215,7 +215,7 @@ class _Planner:
                 call.address,
                 tuple(order[key] for key in (*self._reads[node], *results_of(node))),
                 call.is_parallel,
-                call.numbers,
+                call.parameters,
                 tuple(slots),
                 place.get(i, -1),
             )

@@ -24,8 +24,8 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _PROCESS = os.getpid()
 
 
-def holds_its_numbers(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor's memory holds its numbers, and no marks say what to make of them.
+def stores_its_values(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor's memory holds its values, and no marks say what to make of them.
 
     Those of a conjugate do not, and zeros that autograd makes may have no memory at all.
     """
@@ -49,7 +49,7 @@ class KernelCall:
         work: Operations of a call, roughly.
         is_parallel: Whether they are worth several threads.
         address: Where its packed function lies, or None until it is built.
-        numbers: What the function reads at run time, besides buffers.
+        parameters: What the function reads at run time, besides buffers.
         launcher: How the binding launches it on another device; None on the processor.
         scratch_bytes: Bytes that it needs beside its buffers; only where it is launched.
     """
@@ -75,7 +75,7 @@ class KernelCall:
         self.work = 0 if kernel is None else kernel.points * cost_of_point(kernel.body)
         self.is_parallel = self.work >= PARALLEL_WORK
         self.address: int | None = None
-        self.numbers = b""
+        self.parameters = b""
         self.launcher: Launcher | None = None
         self.scratch_bytes = 0
 
@@ -90,13 +90,13 @@ class KernelCall:
         """Whether the function may say that what it has written is void."""
         return self.kernel.may_fail
 
-    def bind(self, library: ctypes.CDLL, name: str, numbers: bytes = b"") -> None:
-        """Take the built function of this name, and the numbers that it is to read."""
-        self.numbers = numbers
+    def bind(self, library: ctypes.CDLL, name: str, parameters: bytes = b"") -> None:
+        """Take the built function of this name, and the parameters that it is to read."""
+        self.parameters = parameters
         function = getattr(library, name)
         self.address = ctypes.cast(getattr(library, name + SUFFIX), ctypes.c_void_p).value
         buffers = [ctypes.c_void_p] * len(self.kernel.buffers)
-        function.argtypes = [*buffers, *([ctypes.c_char_p] if numbers else []), ctypes.c_long]
+        function.argtypes = [*buffers, *([ctypes.c_char_p] if parameters else []), ctypes.c_long]
         function.restype = ctypes.c_long if self.kernel.may_fail else None
         self._function = function
 
@@ -114,7 +114,7 @@ class KernelCall:
 
     @property
     def _extra(self) -> tuple[bytes, ...]:
-        return (self.numbers,) if self.numbers else ()
+        return (self.parameters,) if self.parameters else ()
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         if self._function is None:
@@ -127,7 +127,7 @@ class KernelCall:
                 or not tensor.is_cpu
                 or tensor.layout is not torch.strided
                 or tensor.stride() != stride
-                or not holds_its_numbers(tensor)
+                or not stores_its_values(tensor)
             ):
                 self.misses += 1
                 return self._eager(*tensors)

@@ -14,7 +14,7 @@ import torch
 from fxkit import config
 from fxkit.errors import BuildError, UnsupportedError
 from fxkit.lower.building.build import build
-from fxkit.lower.runtime.kernel_call import holds_its_numbers
+from fxkit.lower.runtime.kernel_call import stores_its_values
 from fxkit.lower.training.step_text import CHUNK, step_text
 from fxkit.torch_adapters.autograd_state import has_step_hooks
 from fxkit.tracing.values.refusals import Refusal
@@ -244,7 +244,7 @@ def _check_tensors(lists: list[list[Any]]) -> None:
                 raise Refusal("a tensor is on another device or of another type")
             if tensor.stride() != first.stride() or not _is_dense(tensor):
                 raise Refusal("a parameter and its gradient lie in memory in different ways")
-            if not holds_its_numbers(tensor) or tensor.is_inference():
+            if not stores_its_values(tensor) or tensor.is_inference():
                 raise Refusal("a tensor is not what its memory says")
 
 

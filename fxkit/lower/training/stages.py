@@ -106,7 +106,7 @@ def to_cpp_in_stages(
     args: tuple[torch.Tensor, ...],
     *,
     policy: Policy | None = None,
-    stock: KernelCache | None = None,
+    kernel_cache: KernelCache | None = None,
     instruments: tuple[Instrument, ...] = (),
 ) -> TrainingModule | StagedModule:
     """Compile a captured graph and its gradient, in stages where it takes several.
@@ -115,7 +115,7 @@ def to_cpp_in_stages(
         gm: A captured graph. It is not changed.
         args: Inputs of the types to compile for.
         policy: When a kernel pays.
-        stock: Kernels built for other sizes.
+        kernel_cache: Kernels built for other sizes.
         instruments: What is told of the steps of lowering.
 
     Returns:
@@ -125,13 +125,15 @@ def to_cpp_in_stages(
     groups = groups_of(gm.graph)
     reasons = [_WHOLE if any(map(is_recurrent, group)) else None for group in groups]
     if len(groups) < 2 and not any(reasons):
-        return to_cpp_training(gm, args, policy=policy, stock=stock, instruments=instruments)
+        return to_cpp_training(
+            gm, args, policy=policy, kernel_cache=kernel_cache, instruments=instruments
+        )
     if (reason := _objection(groups)) is not None:
-        return TrainingModule(gm, policy, stock, reason=reason)
+        return TrainingModule(gm, policy, kernel_cache, reason=reason)
     modes = modes_of(gm.graph)
     stages = [_stage(gm, group, modes) for group in groups]
     compiled = [
-        TrainingModule(stage.graph_module, policy, stock, instruments, reason=reason)
+        TrainingModule(stage.graph_module, policy, kernel_cache, instruments, reason=reason)
         for stage, reason in zip(stages, reasons, strict=True)
     ]
     given = dict(zip((n.name for n in gm.graph.find_nodes(op="placeholder")), args, strict=True))

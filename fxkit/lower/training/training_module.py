@@ -118,7 +118,7 @@ class TrainingModule(nn.Module):
     Args:
         gm: A captured graph.
         policy: When a kernel pays.
-        stock: Kernels built for other sizes.
+        kernel_cache: Kernels built for other sizes.
         instruments: What is told of the steps of lowering.
         reason: Why it is left to eager whatever its inputs are, or None.
 
@@ -135,7 +135,7 @@ class TrainingModule(nn.Module):
         self,
         gm: fx.GraphModule,
         policy: Policy | None,
-        stock: KernelCache | None = None,
+        kernel_cache: KernelCache | None = None,
         instruments: tuple[Instrument, ...] = (),
         *,
         reason: str | None = None,
@@ -145,7 +145,7 @@ class TrainingModule(nn.Module):
         self.reason = reason
         self._is_left = reason is not None
         self._policy = policy
-        self._stock = stock
+        self._kernel_cache = kernel_cache
         self._instruments = instruments
         self._built: dict[Any, _Built | None] = {}
         self.eager_calls = 0
@@ -223,8 +223,14 @@ class TrainingModule(nn.Module):
 
     def _lowered(self, gm: fx.GraphModule, part: str) -> CompiledModule:
         inputs = tuple(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
-        stock = None if self._stock is None else self._stock.part(part)
-        return to_cpp(gm, inputs, policy=self._policy, stock=stock, instruments=self._instruments)
+        kernel_cache = None if self._kernel_cache is None else self._kernel_cache.part(part)
+        return to_cpp(
+            gm,
+            inputs,
+            policy=self._policy,
+            kernel_cache=kernel_cache,
+            instruments=self._instruments,
+        )
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -283,7 +289,7 @@ def to_cpp_training(
     args: tuple[torch.Tensor, ...],
     *,
     policy: Policy | None = None,
-    stock: KernelCache | None = None,
+    kernel_cache: KernelCache | None = None,
     instruments: tuple[Instrument, ...] = (),
 ) -> TrainingModule:
     """Compile a captured graph and its gradient into fused C++ kernels.
@@ -295,13 +301,13 @@ def to_cpp_training(
         gm: A captured graph. It is not changed.
         args: Inputs of the types to compile for; each other set of sizes is compiled when it comes.
         policy: When a kernel pays.
-        stock: Kernels built for other sizes, which serve here too where they can.
+        kernel_cache: Kernels built for other sizes, which serve here too where they can.
         instruments: What is told of the steps of lowering.
 
     Returns:
         A module that is called like `gm`.
     """
-    module = TrainingModule(gm, policy, stock, instruments)
+    module = TrainingModule(gm, policy, kernel_cache, instruments)
     module.build(tuple(args))
     return module
 

@@ -31,7 +31,7 @@ _CALLS = {math.ceil: "math.ceil", math.floor: "math.floor", operator.neg: "-"}
 
 
 @dataclass(frozen=True, slots=True)
-class FreeSize:
+class SymbolicSize:
     """One symbolic size.
 
     Attributes:
@@ -57,7 +57,7 @@ class SizeFacts:
         numbers: The value of each node that computes a number of sizes.
     """
 
-    def __init__(self, sizes: Sequence[FreeSize], numbers: dict[fx.Node, Any]) -> None:
+    def __init__(self, sizes: Sequence[SymbolicSize], numbers: dict[fx.Node, Any]) -> None:
         self._sizes = {size.name: size for size in sizes}
         self._names = {size.name: size.shown for size in sizes}
         self._numbers = numbers

@@ -26,7 +26,7 @@ from fxkit.tracing.recording.graph_comparison import is_same_but_for_scalars
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.recording.rerun import Rerun, rerun
-from fxkit.tracing.recording.size_facts import FreeSize, SizeFacts
+from fxkit.tracing.recording.size_facts import SizeFacts, SymbolicSize
 from fxkit.tracing.recording.size_recorder import SizeRecorder
 from fxkit.tracing.values.refusals import Failure, Refusal
 from fxkit.tracing.values.sources import ValueSource
@@ -109,9 +109,9 @@ class _SizeRun(Rerun[CacheEntry]):
             raise Refusal("the program uses each size that might be free as a plain number")
         _drop_unused(module, numbers)
 
-    def _symbolic_size(self, number: int, index: int, axis: int, size: int) -> FreeSize:
+    def _symbolic_size(self, number: int, index: int, axis: int, size: int) -> SymbolicSize:
         shown = f"{self._names[index]}.shape[{axis}]"
-        return FreeSize(f"s{number}", shown, index, axis, size)
+        return SymbolicSize(f"s{number}", shown, index, axis, size)
 
     # Guards --------------------------------------------------------------------------------------
 

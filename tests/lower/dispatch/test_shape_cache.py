@@ -110,14 +110,14 @@ def test_what_never_changes_stays_in_the_text() -> None:
 
 
 def test_a_stock_counts_what_was_not_in_it() -> None:
-    stock = KernelCache()
+    kernel_cache = KernelCache()
     fn = fxkit.symbolic_trace(lambda x: torch.softmax(x * 2, -1))
     for length in (5, 6, 7):
         args = (torch.randn(3, length),)
-        module = fxkit.lower.to_cpp(fn, args, stock=stock)
+        module = fxkit.lower.to_cpp(fn, args, kernel_cache=kernel_cache)
         with torch.no_grad():
             torch.testing.assert_close(module(*args), torch.softmax(args[0] * 2, -1))
-    assert stock.builds == 2
+    assert kernel_cache.builds == 2
     assert module.cache_hit
     assert module.build_seconds == 0
 

@@ -18,7 +18,7 @@ from fxkit.lower.building import toolchain
 from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
 from fxkit.lower.codegen.cpp import matrix_unit
-from fxkit.lower.codegen.cpp.runtime_parameters import all_freed
+from fxkit.lower.codegen.cpp.runtime_parameters import fully_parametrised
 from fxkit.lower.compiling import pack_convolutions, whole_operators
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families import family
@@ -110,11 +110,11 @@ def filled(made: KernelCall) -> list[torch.Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize(("is_free", "name"), one_in(2, [False, True], SAMPLES))
+@pytest.mark.parametrize(("is_runtime", "name"), one_in(2, [False, True], SAMPLES))
 @torch.no_grad()
-def test_each_text_computes_what_its_detail_says(name: str, is_free: bool) -> None:
+def test_each_text_computes_what_its_detail_says(name: str, is_runtime: bool) -> None:
     for kernel, made in kernels_of(name):
-        ways = [all_freed(way) if is_free else way for way in ways_of(kernel)]
+        ways = [fully_parametrised(way) if is_runtime else way for way in ways_of(kernel)]
         handle = build(print_unit(numbered(ways), vector_library())).handle
         inputs = filled(made)
         (expected,) = empty(made)

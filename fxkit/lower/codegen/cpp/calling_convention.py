@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fxkit.lower.codegen.cpp.runtime_parameters import free_numbers
+from fxkit.lower.codegen.cpp.runtime_parameters import runtime_parameters
 from fxkit.lower.codegen.cpp.text import MEMORY
 from fxkit.lower.loop_ir.loop_ir import Kernel
 
@@ -23,7 +23,7 @@ def print_packed(kernels: Mapping[str, Kernel]) -> str:
 def _function(name: str, kernel: Kernel) -> str:
     types = [f"{'' if b.is_output else 'const '}{MEMORY[b.dtype]}*" for b in kernel.buffers]
     arguments = [f"({type_})buffers[{position}]" for position, type_ in enumerate(types)]
-    if free_numbers(kernel):
+    if runtime_parameters(kernel):
         arguments.append(f"(const long*)buffers[{len(types)}]")
     call = f"{name}({', '.join([*arguments, 'threads'])})"
     body = f"return {call};" if kernel.may_fail else f"{call};\n  return 0;"

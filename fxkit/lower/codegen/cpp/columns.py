@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.kernel_printer import PARTS, KernelPrinter, scaled
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.codegen.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.loop_ir.scalar_functions import COSTLY
@@ -39,12 +39,12 @@ class ColumnPrinter(KernelPrinter):
     """Writes a kernel that handles several rows at a time; its last outer axis numbers them."""
 
     def __init__(self, kernel: Kernel, name: str) -> None:
-        is_known = not any(map(is_free, kernel.row_sizes))
+        is_known = not any(map(is_runtime, kernel.row_sizes))
         room = MAX_TILE_BYTES // LANES if is_known else 0
         super().__init__(kernel, name, schedule(kernel, room, most_recomputed=COSTLY))
         self._rows = kernel.outer_sizes[-1]
         self._lanes = self._best_lanes()
-        self._is_tiled = is_free(self._rows) or self._rows > self._lanes
+        self._is_tiled = is_runtime(self._rows) or self._rows > self._lanes
         self._tiles = ceil_div(self._rows, self._lanes)
         self._lane_axis = len(kernel.outer_sizes) - 1
         self._is_cut = self._can_cut()
@@ -52,7 +52,7 @@ class ColumnPrinter(KernelPrinter):
     def _can_cut(self) -> bool:
         kernel, count = self._kernel, self._tile_count()
         return (
-            not is_free(count)
+            not is_runtime(count)
             and count < ENOUGH_TILES
             and len(kernel.row_sizes) == 1
             and kernel.row_sizes[0] >= LONG_ROW
@@ -68,7 +68,7 @@ class ColumnPrinter(KernelPrinter):
     def _best_lanes(self) -> int:
         """Return how many rows make a tile."""
         outer = math.prod(self._kernel.outer_sizes[:-1])
-        if is_free(self._rows) or is_free(outer) or len(self._schedule.sweeps) > 1:
+        if is_runtime(self._rows) or is_runtime(outer) or len(self._schedule.sweeps) > 1:
             return LANES
         enough = (n for n in MORE_LANES if outer * (self._rows // n) >= ENOUGH_TILES)
         return next(enough, LANES)
@@ -83,7 +83,7 @@ class ColumnPrinter(KernelPrinter):
 
     def _tile_body(self) -> None:
         """Print a tile of as many rows as it always has, and one of the rows that are left."""
-        if not is_free(self._rows) and (not self._is_tiled or self._rows % self._lanes == 0):
+        if not is_runtime(self._rows) and (not self._is_tiled or self._rows % self._lanes == 0):
             self._narrow_body(str(min(self._lanes, self._rows)))
             return
         rest = f"{self._rows} - i{self._lane_axis}"
@@ -189,7 +189,7 @@ class ColumnPrinter(KernelPrinter):
         depth = self._depth
         self._open_row_axes()
         length = self._kernel.row_sizes[-1]
-        if sums and (is_free(length) or length > BLOCK):
+        if sums and (is_runtime(length) or length > BLOCK):
             begin, end = self._open_blocks(begin, end, BLOCK)
         self._walk(one, begin, end)
         if sums:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.kernel_printer import scaled
 from fxkit.lower.codegen.cpp.rows import RowPrinter
-from fxkit.lower.codegen.cpp.runtime_parameters import free_numbers, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime, runtime_parameters
 from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel, Store
 
 # Longer rows leave little to a last vector that is not full.
@@ -59,7 +59,7 @@ def flattened_rows(kernel: Kernel) -> JoinedRows | None:
     if kernel.row_rank != 1 or len(kernel.sizes) < 2:
         return None
     length = kernel.sizes[-1]
-    if is_free(length) or not 1 < length < LONG or length % LANES == 0:
+    if is_runtime(length) or not 1 < length < LONG or length % LANES == 0:
         return None
     if any(i.is_reduction or i.is_scan or i.op == "index" or _depends(i) for i in kernel.body):
         return None
@@ -89,7 +89,7 @@ def _depends(instruction: Instruction) -> bool:
 def _is_along(access: Access, length: int) -> bool:
     """Tell whether memory is walked in order from each row to the next."""
     outer, inner = access.strides[-2:]
-    return inner == 1 and not is_free(outer) and outer == length
+    return inner == 1 and not is_runtime(outer) and outer == length
 
 
 def _is_same_for_all(access: Access) -> bool:
@@ -109,7 +109,7 @@ class FlattenedRowsPrinter(RowPrinter):
     def __init__(self, joined: JoinedRows, name: str) -> None:
         super().__init__(joined.kernel, name)
         self._joined = joined
-        self._free = free_numbers(joined.whole)
+        self._free = runtime_parameters(joined.whole)
         self._cut_into_tiles(joined.tile)
         self._common = self._common_values(joined.whole)
 

@@ -12,7 +12,7 @@ from fxkit.lower.codegen.cpp.float16_bit_copies import SIGNS, bits_of, deciding_
 from fxkit.lower.codegen.cpp.float16_loop_fission import LoopPart, rounded_parts
 from fxkit.lower.codegen.cpp.float16_staging import StagedHalves
 from fxkit.lower.codegen.cpp.lane_rows import LaneRows
-from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.codegen.cpp.text import MEMORY, held_expression
 from fxkit.lower.codegen.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loop_ir.loop_ir import Kernel
@@ -64,7 +64,7 @@ class Float16Rows(LaneRows, ABC):
         """Tell whether a sweep does no more than to sum halves up, in the order of memory."""
         if not self._has_halves or one.stores or one.keeps or not one.reductions:
             return False
-        if not is_free(self._kernel.row_sizes[-1]) and self._kernel.row_sizes[-1] < SHORT_ROW:
+        if not is_runtime(self._kernel.row_sizes[-1]) and self._kernel.row_sizes[-1] < SHORT_ROW:
             return False
         loads = [self._body(self._body(p).operands[0]) for p in one.reductions]
         return (

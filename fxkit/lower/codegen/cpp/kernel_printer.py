@@ -12,7 +12,11 @@ from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.known_values import KnownValues
 from fxkit.lower.codegen.cpp.lane_loops import OWN_NAMES
 from fxkit.lower.codegen.cpp.non_temporal_stores import copied_bytes
-from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, free_numbers, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import (
+    RuntimeInt,
+    is_runtime,
+    runtime_parameters,
+)
 from fxkit.lower.codegen.cpp.strength_reduction import ShorterForms
 from fxkit.lower.codegen.cpp.vector_loops import VectorLoops
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
@@ -57,7 +61,7 @@ class KernelPrinter(VectorLoops, ABC):
         self._body = kernel.body.__getitem__
         self._name = name
         self._schedule = plan
-        self._free = free_numbers(kernel)
+        self._free = runtime_parameters(kernel)
         self._pointers: dict[tuple[int, tuple[int, ...], int], str] = {}
         self._facts = KnownValues(kernel)
         self._shorter_forms = ShorterForms(kernel, self._facts, self._ref)
@@ -130,7 +134,7 @@ class KernelPrinter(VectorLoops, ABC):
     def _share_tiles(self) -> None:
         """Let threads share the loop that follows."""
         count = self._tile_count()
-        if is_free(count) or (count > 1 and not self._is_small):
+        if is_runtime(count) or (count > 1 and not self._is_small):
             self._share()
 
     def _share(self) -> None:
@@ -145,7 +149,7 @@ class KernelPrinter(VectorLoops, ABC):
     def _is_small(self) -> bool:
         """Whether a call takes so little that to ask for threads costs more, be it for one."""
         work = self._kernel.points * cost_of_point(self._kernel.body)
-        return not is_free(work) and work < SMALL_WORK
+        return not is_runtime(work) and work < SMALL_WORK
 
     @abstractmethod
     def _tile_count(self) -> int:
@@ -286,7 +290,7 @@ class KernelPrinter(VectorLoops, ABC):
         """Open a loop over pieces of the innermost row axis by a name; return a piece's bounds."""
         self._open(f"for (long {name} = {begin}; {name} < {end}; {name} += {size}) {{")
         until = f"{name} + {size}"
-        if isinstance(end, str) or is_free(end) or end % size:
+        if isinstance(end, str) or is_runtime(end) or end % size:
             self._add(f"const long {name}_end = {until} < {end} ? {until} : {end};")
             until = f"{name}_end"
         return name, until

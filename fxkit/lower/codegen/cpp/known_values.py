@@ -12,7 +12,7 @@ import torch
 
 from fxkit.lower.codegen.cpp.nan_propagation import told_nans
 from fxkit.lower.codegen.cpp.out_of_range_casts import far_numbers
-from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.loop_ir.builder import round_number
 from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel
 from fxkit.lower.loop_ir.rounded_values import holds
@@ -47,7 +47,7 @@ class KnownValues:
     def number(self, position: int) -> float | None:
         """Return a number that is known in the text and no NaN, else None."""
         instruction = self._body(position)
-        if instruction.op != "const" or is_free(instruction.detail.value):
+        if instruction.op != "const" or is_runtime(instruction.detail.value):
             return None
         number = instruction.detail.value
         return None if number != number else number

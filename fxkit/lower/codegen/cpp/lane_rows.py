@@ -10,7 +10,7 @@ from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter
 from fxkit.lower.codegen.cpp.lane_loops import MOST, gains_in_lanes, stands_in_lanes
 from fxkit.lower.codegen.cpp.non_temporal_stores import streamed_accesses
-from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.codegen.cpp.vector_loops import Bounds, Lanes, Loop
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.scheduling.index_intervals import IndexInterval, merged
@@ -88,7 +88,7 @@ class LaneRows(KernelPrinter, ABC):
 
     def _even_lanes(self, count: int) -> Lanes:
         """Return lanes that look at the end of a row unless it has a multiple of so many."""
-        return Lanes(not any(is_free(length) or length % count for length in self._lengths()))
+        return Lanes(not any(is_runtime(length) or length % count for length in self._lengths()))
 
     def _gains_in_lanes(self, one: RowSweep) -> bool:
         return gains_in_lanes(self._kernel, self._schedule, one, is_near=self._is_near)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fxkit.lower.codegen.cpp.flattened_rows import flattened_rows
-from fxkit.lower.codegen.cpp.runtime_parameters import free_numbers
+from fxkit.lower.codegen.cpp.runtime_parameters import runtime_parameters
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.scheduling.axis_order import with_an_axis
 from fxkit.lower.scheduling.unrolling import is_short, unrolled
@@ -21,7 +21,7 @@ def with_long_row(kernel: Kernel) -> Kernel:
 def with_loops(kernel: Kernel) -> Kernel:
     """Return a kernel with a row, but without short ones across memory."""
     kernel = _with_row(kernel)
-    if not free_numbers(kernel) and is_short(kernel):
+    if not runtime_parameters(kernel) and is_short(kernel):
         return _with_row(unrolled(kernel))
     return kernel
 

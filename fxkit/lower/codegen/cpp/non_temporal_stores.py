@@ -19,7 +19,7 @@ import torch
 
 from fxkit.lower.codegen.cpp.lane_loops import gains_in_lanes
 from fxkit.lower.codegen.cpp.prefetching import CACHED_BYTES, short_rows
-from fxkit.lower.codegen.cpp.runtime_parameters import free_numbers
+from fxkit.lower.codegen.cpp.runtime_parameters import runtime_parameters
 from fxkit.lower.codegen.cpp.text import calls_function
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel, Store
 from fxkit.lower.loop_ir.scalar_functions import named
@@ -155,7 +155,7 @@ def streamed_accesses(
         plan: Its sweeps.
         in_lanes: Whether a sweep may wait that is printed in lanes, and computes less then.
     """
-    if free_numbers(kernel) or not kernel.points:
+    if runtime_parameters(kernel) or not kernel.points:
         return frozenset()
     waiting = [
         one

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel
 
 # From here on there is no such integer of 32 bits, by way of which the narrow ones are made.
@@ -43,7 +43,7 @@ def _chosen_from(instruction: Instruction, kernel: Kernel) -> tuple[int, ...]:
 def _is_known(instruction: Instruction, known: list[bool]) -> bool:
     match instruction.op:
         case "const":
-            return not is_free(instruction.detail.value)
+            return not is_runtime(instruction.detail.value)
         case "load":
             return instruction.detail.otherwise is not None
         case "index":
@@ -70,4 +70,4 @@ def _is_far(instruction: Instruction, far: list[bool], is_known: bool) -> bool:
 
 
 def _is_far_number(value: Any) -> bool:
-    return not is_free(value) and not abs(value) < _FAR
+    return not is_runtime(value) and not abs(value) < _FAR

@@ -20,7 +20,7 @@ from fxkit.lower.codegen.cpp.non_temporal_stores import streamed_accesses
 from fxkit.lower.codegen.cpp.row_invariants import common_values
 from fxkit.lower.codegen.cpp.row_parts import clipped
 from fxkit.lower.codegen.cpp.rows import TILE, RowPrinter
-from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.codegen.cpp.text import calls_function
 from fxkit.lower.codegen.cpp.unroll_and_jam import is_ordered, step_type
 from fxkit.lower.codegen.cpp.vector_loops import Bounds, Lanes, Loop
@@ -75,8 +75,10 @@ def is_packed_bfloat16(kernel: Kernel) -> bool:
     if kernel.row_rank != 1:
         return False
     length, wide = kernel.sizes[-1], kernel.row_wide
-    is_tiled = not any(i.is_reduction for i in kernel.body) and (is_free(length) or length > TILE)
-    if not is_tiled and (is_free(length) or length % (2 if length >= LONG else 2 * LANES)):
+    is_tiled = not any(i.is_reduction for i in kernel.body) and (
+        is_runtime(length) or length > TILE
+    )
+    if not is_tiled and (is_runtime(length) or length % (2 if length >= LONG else 2 * LANES)):
         return False
     accesses = _paired_accesses(kernel)
     room = (TILE if is_tiled else length) * torch.bfloat16.itemsize

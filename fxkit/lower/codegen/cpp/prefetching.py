@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule
 
@@ -71,7 +71,7 @@ def _rows_apart(kernel: Kernel) -> dict[Access, int]:
 
     With each comes how far it is to a row that is read as many rows later as are asked for.
     """
-    if is_free(kernel.row_sizes[-1]) or not _has_known_sizes(kernel) or kernel.row_rank != 1:
+    if is_runtime(kernel.row_sizes[-1]) or not _has_known_sizes(kernel) or kernel.row_rank != 1:
         return {}
     found: dict[tuple[int, tuple[int, ...], int], tuple[Access, int]] = {}
     for instruction in kernel.body:
@@ -117,7 +117,7 @@ def next_rows(kernel: Kernel, plan: Schedule, one: RowSweep) -> list[Access]:
     sweeps, length = plan.sweeps, kernel.row_sizes[-1]
     if len(sweeps) < 2 or one is not sweeps[-1] or one.reductions:
         return []
-    if is_free(length) or length < ASKED:
+    if is_runtime(length) or length < ASKED:
         return []
     if any(cpp_text.calls_function(kernel.body[p]) for p in sweeps[0].values):
         return []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel
 from fxkit.lower.loop_ir.rounded_values import unrounded
 from fxkit.lower.scheduling.row_sweeps import is_costly
@@ -48,9 +48,9 @@ def common_values(kernel: Kernel) -> CommonValues:
         kernel: A kernel whose row has one axis.
     """
     length, rows = kernel.sizes[-1], math.prod(kernel.outer_sizes)
-    if kernel.row_rank != 1 or is_free(length) or length > MAX_LENGTH:
+    if kernel.row_rank != 1 or is_runtime(length) or length > MAX_LENGTH:
         return CommonValues()
-    if not is_free(rows) and rows < MIN_ROWS:
+    if not is_runtime(rows) and rows < MIN_ROWS:
         return CommonValues()
     costly, users = _costly(kernel), _users(kernel)
     kept = tuple(p for p in sorted(costly) if not users[p] <= costly)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from fxkit import cpu_info
-from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.loop_ir.rounded_values import unrounded
 from fxkit.lower.scheduling.index_intervals import IndexInterval
@@ -158,7 +158,7 @@ class RowSums:
 
     def _is_exact(self, position: int) -> bool:
         instruction = self._body(position)
-        if instruction.op != "const" or is_free(instruction.detail.value):
+        if instruction.op != "const" or is_runtime(instruction.detail.value):
             return False
         number = float(instruction.detail.value)
         is_small = number.is_integer() and abs(number) <= _LARGEST_EXACT
@@ -213,4 +213,4 @@ class RowSums:
 def _is_in_order(access: Access) -> bool:
     """Tell whether an access walks neighbours in memory, or stays where it is."""
     step = access.strides[-1]
-    return not is_free(step) and abs(step) <= 1
+    return not is_runtime(step) and abs(step) <= 1

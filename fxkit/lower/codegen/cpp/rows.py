@@ -18,7 +18,7 @@ from fxkit.lower.codegen.cpp.prefetching import ASKED, next_rows, prefetch, shor
 from fxkit.lower.codegen.cpp.row_invariants import CommonValues, common_values
 from fxkit.lower.codegen.cpp.row_parts import clipped, is_shared, part_length, row_offset
 from fxkit.lower.codegen.cpp.row_sums import FEW, RowSums, block_size
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.codegen.cpp.softmax_powers import EarlyPowers, early_powers
 from fxkit.lower.codegen.cpp.softmax_without_maximum import SoftmaxWithoutMaximum
 from fxkit.lower.codegen.cpp.unroll_and_jam import is_ordered, is_stepped, step_type
@@ -40,7 +40,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         is_whole = any(i.is_reduction or i.is_scan for i in kernel.body)
         self._is_tiled, self._tiles, self._tile_length = False, 1, TILE
         self._common = self._common_values(kernel)
-        if not is_whole and (is_free(self._length) or self._length > TILE):
+        if not is_whole and (is_runtime(self._length) or self._length > TILE):
             self._cut_into_tiles(TILE)
         self._is_cut = is_whole and is_shared(kernel, self._schedule)
         self._stretches = stretches(kernel)
@@ -126,7 +126,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         dropped = {value for early in self._early.values() for value in early.dropped}
         for value in sorted({*self._schedule.buffers} - dropped):
             size = math.prod(self._kernel.row_sizes)
-            if is_free(size):
+            if is_runtime(size):
                 size = MAX_BUFFER_BYTES // self._body(value).dtype.itemsize
             kind = cpp_text.MEMORY[self._body(value).dtype]
             self._add(f"alignas(64) {kind} b{value}[{size}];")
@@ -194,7 +194,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         if next_rows:
             begin, end = self._ask_for_rows(next_rows)
         block = self._sum_block(one)
-        if sums and (is_free(self._length) or self._length > block):
+        if sums and (is_runtime(self._length) or self._length > block):
             begin, end = self._open_blocks(begin, end, block)
         self._is_in_double = bool(sums) and self._row_sums.are_in_double(one)
         for p in sums:

@@ -81,10 +81,10 @@ class RuntimeFloat(float):
         return made
 
 
-Free = RuntimeInt | RuntimeFloat
+RuntimeValue = RuntimeInt | RuntimeFloat
 
 
-def is_free(value: object) -> bool:
+def is_runtime(value: object) -> bool:
     """Tell whether a number is known only at run time."""
     return isinstance(value, (RuntimeInt, RuntimeFloat))
 
@@ -94,7 +94,7 @@ def ceil_div(value: int, by: int) -> int:
     return (value + (by - 1)) // by
 
 
-def parted(kernel: Kernel) -> tuple[Hashable, tuple[int, ...]]:
+def split_parameters(kernel: Kernel) -> tuple[Hashable, tuple[int, ...]]:
     """Part a kernel into what it is without its numbers, and its numbers.
 
     Noughts and ones stay with the kernel, but for constants and where an address begins: an address
@@ -110,12 +110,12 @@ def parted(kernel: Kernel) -> tuple[Hashable, tuple[int, ...]]:
     return (rest, groups), tuple(numbers)
 
 
-def freed(kernel: Kernel, free: frozenset[int]) -> Kernel:
+def parametrised(kernel: Kernel, free: frozenset[int]) -> Kernel:
     """Return a kernel some of whose numbers are read at run time.
 
     Args:
         kernel: The kernel.
-        free: Which of its numbers, by their positions in what `parted` returns.
+        free: Which of its numbers, by their positions in what `split_parameters` returns.
     """
     position = -1
 
@@ -130,12 +130,12 @@ def freed(kernel: Kernel, free: frozenset[int]) -> Kernel:
     return _mapped(kernel, visit)[0]
 
 
-def all_freed(kernel: Kernel) -> Kernel:
+def fully_parametrised(kernel: Kernel) -> Kernel:
     """Return a kernel all of whose numbers are read at run time."""
-    return freed(kernel, frozenset(range(len(parted(kernel)[1]))))
+    return parametrised(kernel, frozenset(range(len(split_parameters(kernel)[1]))))
 
 
-def free_numbers(kernel: Kernel) -> tuple[Free, ...]:
+def runtime_parameters(kernel: Kernel) -> tuple[RuntimeValue, ...]:
     """Return the numbers that a kernel's text reads at run time, in the order in which they lie."""
     numbers: list[Any] = [*kernel.sizes]
     mapping = _Mapping(_noting(numbers))
@@ -160,9 +160,9 @@ def _noting(numbers: list[Any]) -> Callable[[Any], Any]:
     return visit
 
 
-def packed_numbers(kernel: Kernel) -> bytes:
+def packed_parameters(kernel: Kernel) -> bytes:
     """Return the array that a kernel takes with its buffers; empty when it takes none."""
-    numbers = [bits_of(number) for number in free_numbers(kernel)]
+    numbers = [bits_of(number) for number in runtime_parameters(kernel)]
     return struct.pack(f"{len(numbers)}q", *numbers)
 
 
@@ -189,7 +189,7 @@ class _Mapping:
         self.order: list[int] = []
 
     def one(self, value: int) -> int:
-        is_structure = not is_free(value) and value in (0, 1)
+        is_structure = not is_runtime(value) and value in (0, 1)
         return value if is_structure else self._visit(value)
 
     def all_of(self, values: tuple[int, ...]) -> tuple[int, ...]:

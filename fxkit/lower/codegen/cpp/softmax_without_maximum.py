@@ -6,7 +6,7 @@ import functools
 from abc import ABC, abstractmethod
 
 from fxkit.lower.codegen.cpp.float16_rows import Float16Rows
-from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.codegen.cpp.softmax_powers import NEAR, EarlyPowers
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule
@@ -105,11 +105,11 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
         end: str | int = length
         if early.maximum in one.reductions:
             self._open_fold(early.maximum)
-        if is_free(length) or length > CHUNK:
+        if is_runtime(length) or length > CHUNK:
             begin, end = self._open_pieces("chunk", begin, end, CHUNK)
         self._add(f"fx_floats sums{total} = fx_all(0.0f);")
         inner = self._depth
-        if is_free(length) or length > BLOCK:
+        if is_runtime(length) or length > BLOCK:
             begin, end = self._open_pieces("block", begin, end, BLOCK)
         self._open_fold(total)
         self._folds_apart = True

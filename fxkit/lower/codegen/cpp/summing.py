@@ -11,7 +11,7 @@ import math
 
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.rows import RowPrinter
-from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.scheduling.row_sweeps import RowSweep
 
@@ -107,7 +107,7 @@ class SummingPrinter(RowPrinter):
         self._open(f"for (long first = 0; first < {self._length}; first += {LANES}) {{")
         rest = f"{self._length} - first"
         width = str(LANES)
-        if is_free(self._length) or self._length % LANES:
+        if is_runtime(self._length) or self._length % LANES:
             width = f"({rest} < {LANES} ? {rest} : {LANES})"
         self._add(f"const long lanes = {width};")
         for p in self._sums:

@@ -15,7 +15,7 @@ from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter, scaled
 from fxkit.lower.codegen.cpp.non_temporal_stores import streamed_accesses
 from fxkit.lower.codegen.cpp.prefetching import prefetch
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.codegen.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.scheduling.row_sweeps import RowSweep, schedule
@@ -84,7 +84,7 @@ class TilePrinter(KernelPrinter):
         self._axis = axis
         self._others = [a for a in range(len(kernel.outer_sizes)) if a != axis]
         length = kernel.sizes[-1]
-        self._columns = COLUMNS[is_free(length) or length > COLUMNS[0]]
+        self._columns = COLUMNS[is_runtime(length) or length > COLUMNS[0]]
         self._rows = ELEMENTS // self._columns
         self._down = ceil_div(kernel.sizes[axis], self._rows)
         self._along = ceil_div(length, self._columns)
@@ -107,7 +107,9 @@ class TilePrinter(KernelPrinter):
 
     def _bound(self, name: str, size: int, start: str, most: int) -> None:
         rest = f"{size} - {start}"
-        text = f"{rest} < {most} ? {rest} : {most}" if is_free(size) or size % most else str(most)
+        text = (
+            f"{rest} < {most} ? {rest} : {most}" if is_runtime(size) or size % most else str(most)
+        )
         self._add(f"const long {name} = {text};")
 
     def _declare(self) -> None:
@@ -213,7 +215,7 @@ def crossing_axis(kernel: Kernel) -> int | None:
     axis = max(found, key=found.__getitem__) if found else None
     if axis is None:
         return None
-    is_short = any(not is_free(n) and n < 8 for n in (kernel.sizes[axis], kernel.sizes[-1]))
+    is_short = any(not is_runtime(n) and n < 8 for n in (kernel.sizes[axis], kernel.sizes[-1]))
     return None if is_short else axis
 
 

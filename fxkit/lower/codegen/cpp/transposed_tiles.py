@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.columns import LANES, ColumnPrinter
-from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.scheduling.row_sweeps import MANY_ROWS, RowSweep, schedule
 
@@ -86,7 +86,7 @@ class TransposedTilesPrinter(ColumnPrinter):
     def __init__(self, kernel: Kernel, name: str) -> None:
         self._length = kernel.sizes[-1]
         long = LONG_SCANNED_ROW if any(i.is_scan for i in kernel.body) else LONG_ROW
-        self._is_long = is_free(self._length) or self._length >= long
+        self._is_long = is_runtime(self._length) or self._length >= long
         super().__init__(kernel, name)
         self._is_cut = False
         turned = (access for access in self._accesses() if _lies_along(access))
@@ -195,17 +195,17 @@ def _has_rows(kernel: Kernel) -> bool:
     """Tell whether there are rows enough, each of which waits for its own elements."""
     rows, length = kernel.sizes[-2:]
     if any(i.is_scan for i in kernel.body):
-        return not is_free(rows) and rows >= MANY_ROWS
-    is_short = not is_free(length) and 1 < length < LONG_ROW
-    is_enough = is_free(rows) or rows >= MANY_ROWS
+        return not is_runtime(rows) and rows >= MANY_ROWS
+    is_short = not is_runtime(length) and 1 < length < LONG_ROW
+    is_enough = is_runtime(rows) or rows >= MANY_ROWS
     return is_short and is_enough and any(i.is_reduction for i in kernel.body)
 
 
 def _lies_along(access: Access) -> bool:
     """Tell whether neighbours in a row are neighbours in memory, and each row is another."""
     *_, apart, step = access.strides
-    is_next = not is_free(step) and abs(step) == 1
-    return is_next and not access.scales and not is_free(apart) and apart > 0
+    is_next = not is_runtime(step) and abs(step) == 1
+    return is_next and not access.scales and not is_runtime(apart) and apart > 0
 
 
 def _pays(kernel: Kernel, accesses: set[Access]) -> bool:
@@ -234,8 +234,8 @@ def _scan_pays(kernel: Kernel, scans: list[Instruction], itemsize: int) -> bool:
     if itemsize >= 8 or not any(i.dtype.is_floating_point or i.op not in _SUMS for i in scans):
         return False
     length, points = kernel.sizes[-1], kernel.points
-    is_small = itemsize < 4 or is_free(points) or points * itemsize <= CACHED_BYTES
-    return is_small or is_free(length) or length >= LONG_SUMMED_ROW
+    is_small = itemsize < 4 or is_runtime(points) or points * itemsize <= CACHED_BYTES
+    return is_small or is_runtime(length) or length >= LONG_SUMMED_ROW
 
 
 _SUMS = frozenset({"reduce_add", "reduce_mul", "scan_add", "scan_mul"})

@@ -9,7 +9,7 @@ third.
 
 from __future__ import annotations
 
-from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.loop_ir.scalar_functions import named
 
@@ -50,7 +50,7 @@ _ORDERED = named(lambda f: f.is_ordered) | {"round"}
 def is_stepped(kernel: Kernel) -> bool:
     """Tell whether the loops over the rows of a kernel handle several vectors in step."""
     length = kernel.sizes[-1]
-    if is_free(length) or length <= SHORT_ROW:
+    if is_runtime(length) or length <= SHORT_ROW:
         return False
     if any(i.is_reduction or i.is_scan for i in kernel.body):
         return False

@@ -12,7 +12,7 @@ from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.float16_staging import BLOCK, StagedHalves
 from fxkit.lower.codegen.cpp.lines import Lines
 from fxkit.lower.codegen.cpp.non_temporal_stores import LINE_BYTES, ROOM, Room, element_bytes
-from fxkit.lower.codegen.cpp.runtime_parameters import is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 
 
@@ -35,7 +35,7 @@ class Bounds:
     @property
     def is_cut(self) -> bool:
         """Whether a loop over halves is divided into blocks."""
-        return is_free(self.most) or self.most > self.block
+        return is_runtime(self.most) or self.most > self.block
 
     @property
     def base(self) -> str:
@@ -310,7 +310,7 @@ class VectorLoops(Lines, ABC):
         """Tell whether an access walks elements of float16 in the order in which they lie."""
         step = self._step(access)
         is_half = self._kernel.buffers[access.buffer].dtype == torch.float16
-        return is_half and not access.scales and not is_free(step) and step == 1
+        return is_half and not access.scales and not is_runtime(step) and step == 1
 
     def _first(self, access: Access, begin: str) -> str:
         """Return the address of the element at the index `begin`."""

@@ -12,7 +12,7 @@ from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, all_near, near, strided
 from fxkit.lower.building import toolchain
 from fxkit.lower.codegen.cpp.preamble import preamble
-from fxkit.lower.codegen.cpp.runtime_parameters import all_freed, packed_numbers
+from fxkit.lower.codegen.cpp.runtime_parameters import fully_parametrised, packed_parameters
 from fxkit.lower.families.attention.attention import Attention
 from fxkit.lower.families.attention.printer import AttentionPrinter
 from fxkit.lower.loop_ir.loop_ir import Kernel
@@ -66,8 +66,8 @@ def _measured(kernel: Kernel, attention: Attention, threads: int) -> tuple[float
         dtype = kernel.buffers[3].dtype
         mask = strided((*pairs, one.queries, one.keys), one.mask, dtype)
     result = strided((*pairs, one.queries, one.width), kernel.stores[0].access.strides)
-    kernel = all_freed(kernel)
-    numbers = packed_numbers(kernel)
+    kernel = fully_parametrised(kernel)
+    numbers = packed_parameters(kernel)
     text = AttentionPrinter(kernel, "fx_trial").text()
     head = preamble([kernel], [text], AttentionPrinter.texts(), toolchain.vector_library())
     function = times.trial_function(f"{head}\n{text}")

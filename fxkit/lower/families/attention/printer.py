@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_runtime
 from fxkit.lower.families.attention.attention import Attention
 from fxkit.lower.families.family import WholePrinter
 from fxkit.lower.families.products.printer import COLUMNS, ProductPrinter, boolean, may_have_few
@@ -37,7 +37,7 @@ class AttentionPrinter(WholePrinter):
         fitting = max(1, SCORE_BYTES // (4 * int(self._stride)))
         self._rows = min(QUERIES, fitting, detail.queries)
         self._room = self._rows * self._stride
-        self._is_open = is_free(detail.keys + detail.queries)
+        self._is_open = is_runtime(detail.keys + detail.queries)
         if self._is_open:
             self._rows = RuntimeInt(self._rows, "height")
             self._room = max(SCORE_BYTES // 4, int(self._stride))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.families.convolutions.printer import ConvolutionPrinter
 from fxkit.lower.families.products.printer import COLUMNS, TILES_PER_THREAD
 from fxkit.lower.loop_ir.convolution import MOST_ACROSS, Convolution
@@ -77,7 +77,7 @@ class WinogradPrinter(ConvolutionPrinter):
 
     def _declare(self) -> None:
         across = self._product.result[1]
-        pixels = max(MOST_PIXELS, 2 * (MOST_ACROSS if is_free(across) else across))
+        pixels = max(MOST_PIXELS, 2 * (MOST_ACROSS if is_runtime(across) else across))
         self._add(f"alignas(64) float sums[{pixels * COLUMNS}];")
 
     def _convolve(self, weight: str) -> None:

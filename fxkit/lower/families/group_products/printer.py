@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.codegen.cpp.text import TYPES
 from fxkit.lower.families.integer_products.printer import IntegerProductPrinter
 from fxkit.lower.families.products.printer import BLOCKS, ProductPrinter, boolean
@@ -32,7 +32,7 @@ class GroupProductPrinter(ProductPrinter):
 
     def _declare(self) -> None:
         rows = self._product.rows
-        if is_free(rows) or rows > BLOCKS[0]:
+        if is_runtime(rows) or rows > BLOCKS[0]:
             rows = BLOCKS[0]
         self._add(f"alignas(64) float sums[{int(ceil_div(rows, 8)) * 8 * COLUMNS}];")
 

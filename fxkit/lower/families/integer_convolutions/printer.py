@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 from fxkit.lower.codegen.cpp.kernel_printer import SHARED_IN_TEAM, TEAM
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.families.integer_products.printer import COLUMNS, IntegerProductPrinter
 from fxkit.lower.families.products.printer import BLOCKS, boolean
 from fxkit.lower.loop_ir.integer_convolution import IntegerConvolution
@@ -52,7 +52,7 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
     def _share_tiles(self) -> None:
         """Let threads share the tiles; each has room for windows of its own."""
         most = self._detail.count * self._panels * ceil_div(self._detail.rows, BLOCKS[-1])
-        self._is_shared = bool(is_free(most) or (most > 1 and not self._is_small))
+        self._is_shared = bool(is_runtime(most) or (most > 1 and not self._is_small))
         if self._is_shared:
             self._add(TEAM)
         self._open("{")
@@ -64,7 +64,7 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
     def _room_for_windows(self) -> int:
         """Return how many bytes the windows of a block need, at most `ROOM`."""
         one = self._detail
-        if is_free(one.rows) or is_free(one.depth):
+        if is_runtime(one.rows) or is_runtime(one.depth):
             return ROOM
         return min(ROOM, _tiles_of(min(one.rows, BLOCKS[0])) * (-(-one.depth // 64) * 64))
 
@@ -82,7 +82,7 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
 
     def _declare(self) -> None:
         rows = self._detail.rows
-        size = BLOCKS[0] if is_free(rows) or rows > BLOCKS[0] else _tiles_of(rows)
+        size = BLOCKS[0] if is_runtime(rows) or rows > BLOCKS[0] else _tiles_of(rows)
         self._add(f"alignas(64) int sums[{size * COLUMNS}];")
 
     def _multiply(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.families.integer_products.narrow_results import NarrowResultsPrinter
 from fxkit.lower.families.products.printer import BLOCKS, boolean
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
@@ -30,7 +30,7 @@ class IntegerProductPrinter(NarrowResultsPrinter):
 
     def _declare(self) -> None:
         rows = self._product.rows
-        if is_free(rows) or rows > BLOCKS[0]:
+        if is_runtime(rows) or rows > BLOCKS[0]:
             rows = BLOCKS[0]
         self._add(f"alignas(64) int sums[{int(ceil_div(rows, 8)) * 8 * COLUMNS}];")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fxkit.lower.codegen.cpp.kernel_printer import SHARED, scaled
 from fxkit.lower.codegen.cpp.lane_loops import MOST, finish_gains_in_lanes
-from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_free
+from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_runtime
 from fxkit.lower.codegen.cpp.vector_loops import Lanes, Loop
 from fxkit.lower.families.family import WholePrinter
 from fxkit.lower.loop_ir.convolution import Convolution
@@ -63,7 +63,7 @@ class ProductPrinter(WholePrinter):
         self._width = self._panel_width()
         self._panels = ceil_div(product.columns, self._width)
         self._rows = block_rows(product, threads=2)  # the text chooses by the threads of a call
-        self._is_divided = is_free(product.rows) or product.rows > BLOCKS[-1]
+        self._is_divided = is_runtime(product.rows) or product.rows > BLOCKS[-1]
         if self._is_divided:
             self._rows = RuntimeInt(self._rows, "height")
         self._blocks = ceil_div(product.rows, self._rows)
@@ -108,7 +108,7 @@ class ProductPrinter(WholePrinter):
     def _share_tiles(self) -> None:
         """Let threads share the tiles, unless there is one or they are quickly done."""
         most = self._product.count * self._panels * ceil_div(self._product.rows, BLOCKS[-1])
-        if is_free(most) or (most > 1 and not self._is_small):
+        if is_runtime(most) or (most > 1 and not self._is_small):
             self._add(SHARED)
 
     def _tile_index(self) -> None:
@@ -155,7 +155,7 @@ class ProductPrinter(WholePrinter):
         product = self._product
         if self._width != COLUMNS:
             size = sums_across(product)
-        elif is_free(product.rows):
+        elif is_runtime(product.rows):
             size = BLOCKS[0] * COLUMNS
         else:
             size = min(BLOCKS[0], int(ceil_div(product.rows, TILE)) * TILE) * COLUMNS
@@ -207,7 +207,7 @@ class ProductPrinter(WholePrinter):
         for access in dict.fromkeys(self._accesses()):
             step = access.strides[outer - 1] if outer else 0
             is_dense = access.strides[-1] == 1 and step and not access.scales
-            if not is_dense or (not is_free(rows) and rows <= AHEAD):
+            if not is_dense or (not is_runtime(rows) and rows <= AHEAD):
                 continue
             buffer = self._kernel.buffers[access.buffer]
             size = buffer.dtype.itemsize
@@ -218,7 +218,7 @@ class ProductPrinter(WholePrinter):
     def _finish_row(self) -> None:
         kept = self._kept_columns
         needed = sorted(set(range(len(self._kernel.body))) - self._column_values | kept)
-        is_even = not is_free(self._product.columns) and self._product.columns % MOST == 0
+        is_even = not is_runtime(self._product.columns) and self._product.columns % MOST == 0
         gains = finish_gains_in_lanes(self._kernel, needed, kept)
 
         def body() -> None:
@@ -305,13 +305,13 @@ def template_arguments(product: Product) -> str:
     """Return those of `fx_product`, by what is known of a product's sizes and strides."""
     is_row_major = product.left_strides[1] == 1
     last = product.columns % COLUMNS or COLUMNS
-    fewest = "1" if is_free(product.columns) else f"fx_vectors({last})"
+    fewest = "1" if is_runtime(product.columns) else f"fx_vectors({last})"
     return f"{boolean(is_row_major)}, {fewest}, {boolean(may_have_few(product.rows))}"
 
 
 def may_have_few(rows: int) -> bool:
     """Tell whether rows may be so few that they are multiplied without a panel."""
-    return is_free(rows) or rows <= FEW_ROWS
+    return is_runtime(rows) or rows <= FEW_ROWS
 
 
 def boolean(value: bool) -> str:
@@ -341,7 +341,7 @@ def sums_across(product: Product) -> int:
 
 def shares_depth(product: Product) -> bool:
     """Tell whether threads share the depth of a product; see `SHARES`."""
-    if not is_across(product) or is_free(product.terms):
+    if not is_across(product) or is_runtime(product.terms):
         return False
     return (
         product.count == 1
@@ -352,7 +352,7 @@ def shares_depth(product: Product) -> bool:
 
 def is_across(product: Product) -> bool:
     """Tell whether a few rows are multiplied by a matrix whose rows are read at long stretches."""
-    if is_free(product.rows) or is_free(product.columns):
+    if is_runtime(product.rows) or is_runtime(product.columns):
         return False
     is_turned = product.right_strides[1] != 1
     return product.rows <= FEW_ROWS and not is_turned and product.columns >= 4 * COLUMNS

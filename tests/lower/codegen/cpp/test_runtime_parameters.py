@@ -20,12 +20,12 @@ from fxkit.lower.codegen.cpp.calling_convention import print_packed
 from fxkit.lower.codegen.cpp.runtime_parameters import (
     RuntimeFloat,
     RuntimeInt,
-    all_freed,
     ceil_div,
-    free_numbers,
-    freed,
-    packed_numbers,
-    parted,
+    fully_parametrised,
+    packed_parameters,
+    parametrised,
+    runtime_parameters,
+    split_parameters,
 )
 from fxkit.lower.compiling import whole_operators
 from fxkit.lower.compiling.plan import make_plan
@@ -146,7 +146,7 @@ def kernels_of(name: str) -> list[tuple[Kernel, list[torch.Tensor]]]:
 @functools.cache
 def library() -> ctypes.CDLL:
     """Build the kernel of the first sizes of each case."""
-    kernels = {f"k{n}": all_freed(kernels_of(name)[0][0]) for n, name in enumerate(CASES)}
+    kernels = {f"k{n}": fully_parametrised(kernels_of(name)[0][0]) for n, name in enumerate(CASES)}
     unit = print_unit(kernels, vector_library())
     return build(f"{unit}\n{print_packed(kernels)}").handle
 
@@ -155,8 +155,8 @@ def library() -> ctypes.CDLL:
 def test_one_text_serves_all_sizes(name: str) -> None:
     kernels = [kernel for kernel, _ in kernels_of(name)]
     assert len(set(kernels)) == len(kernels)
-    assert len({parted(kernel)[0] for kernel in kernels}) == 1
-    assert len({print_kernel(all_freed(kernel), "k") for kernel in kernels}) == 1
+    assert len({split_parameters(kernel)[0] for kernel in kernels}) == 1
+    assert len({print_kernel(fully_parametrised(kernel), "k") for kernel in kernels}) == 1
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -168,7 +168,7 @@ def test_one_build_computes_all_sizes(name: str) -> None:
         made = [torch.zeros(room, dtype=b.dtype) for b in kernel.buffers if b.is_output]
         expected = [torch.zeros_like(tensor) for tensor in made]
         assert interpret(kernel, inputs, expected)
-        numbers = packed_numbers(all_freed(kernel))
+        numbers = packed_parameters(fully_parametrised(kernel))
         pointers = [tensor.data_ptr() for tensor in (*inputs, *made)]
         address = ctypes.cast(ctypes.c_char_p(numbers), ctypes.c_void_p).value
         array = (ctypes.c_void_p * (len(pointers) + 1))(*pointers, address)
@@ -180,18 +180,18 @@ def test_one_build_computes_all_sizes(name: str) -> None:
 def test_a_kernel_without_free_numbers_prints_as_ever() -> None:
     for name in CASES:
         kernel, _ = kernels_of(name)[0]
-        text = print_kernel(freed(kernel, frozenset()), "k")
+        text = print_kernel(parametrised(kernel, frozenset()), "k")
         assert text == print_kernel(kernel, "k")
         assert "numbers" not in text
-        assert not free_numbers(kernel)
+        assert not runtime_parameters(kernel)
 
 
 def test_some_numbers_are_free() -> None:
     kernel, _ = kernels_of("softmax")[0]
-    _, numbers = parted(kernel)
-    some = freed(kernel, frozenset({numbers.index(3)}))
+    _, numbers = split_parameters(kernel)
+    some = parametrised(kernel, frozenset({numbers.index(3)}))
     text = print_kernel(some, "k")
-    assert [int(number) for number in free_numbers(some)] == [3]
+    assert [int(number) for number in runtime_parameters(some)] == [3]
     assert "tile < ((n0 + 63) / 64)" in text
     assert "j < 5" in text
 
@@ -208,7 +208,9 @@ def test_arithmetic_is_that_of_the_text() -> None:
 def test_constants_are_free_as_they_are() -> None:
     kernel, _ = kernels_of("mean of columns")[0]
     floats = [
-        number for number in free_numbers(all_freed(kernel)) if isinstance(number, RuntimeFloat)
+        number
+        for number in runtime_parameters(fully_parametrised(kernel))
+        if isinstance(number, RuntimeFloat)
     ]
     assert floats
     assert 3.0 in floats or pytest.approx(1 / 3) in floats

@@ -16,7 +16,7 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.demo.judge import relative_error
 from fxkit.lower import to_cpp
 from fxkit.lower.building import toolchain
-from fxkit.lower.codegen.cpp.runtime_parameters import packed_numbers
+from fxkit.lower.codegen.cpp.runtime_parameters import packed_parameters
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.convolutions.nodes import convolution_product
 from fxkit.lower.families.products.regions import alone
@@ -131,7 +131,7 @@ def kernel_of(program: Program, *args: torch.Tensor) -> tuple[Kernel, list[torch
 
 
 def call(function: Any, kernel: Kernel, tensors: list[torch.Tensor]) -> None:
-    numbers = packed_numbers(kernel)
+    numbers = packed_parameters(kernel)
     function.restype = None
     function.argtypes = [ctypes.c_void_p] * len(tensors) + (
         [ctypes.c_char_p] if numbers else []

@@ -17,7 +17,7 @@ from fxkit.lower import to_cpp
 from fxkit.lower.autotuning import times as trial_times
 from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
-from fxkit.lower.codegen.cpp.runtime_parameters import all_freed
+from fxkit.lower.codegen.cpp.runtime_parameters import fully_parametrised
 from fxkit.lower.compiling import whole_operators
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.convolutions import autotune as convolution_trial
@@ -131,13 +131,13 @@ def test_convolutions(name: str) -> None:
     assert len(names) == (1 if program.then is as_it_is else 2)
 
 
-@pytest.mark.parametrize("is_free", [False, True])
+@pytest.mark.parametrize("is_runtime", [False, True])
 @torch.no_grad()
-def test_text_and_interpreter_agree(is_free: bool, some: Sample) -> None:
+def test_text_and_interpreter_agree(is_runtime: bool, some: Sample) -> None:
     names = [name for name in ALL if "silu" not in name]
     cases = [ALL[name] for name in some(names, -(-len(names) // 2))]
     made = [kernel_of(program, innermost(*shape)) for program, shape in cases]
-    kernels = [all_freed(kernel) if is_free else kernel for kernel, _ in made]
+    kernels = [fully_parametrised(kernel) if is_runtime else kernel for kernel, _ in made]
     handle = build(print_unit(numbered(kernels), vector_library())).handle
     hold_to_interpreter(handle, kernels, made)
 

@@ -20,7 +20,7 @@ from fxkit.lower import to_cpp
 from fxkit.lower.autotuning import times as trial_times
 from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
-from fxkit.lower.codegen.cpp.runtime_parameters import all_freed
+from fxkit.lower.codegen.cpp.runtime_parameters import fully_parametrised
 from fxkit.lower.compiling import whole_operators
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.convolutions import autotune as convolution_trial
@@ -113,16 +113,16 @@ def test_only_what_it_serves_is_computed_so() -> None:
     assert not is_turned(Program((16, 16, 3, 3)), 1, 16, 8, 3)
 
 
-@pytest.mark.parametrize("is_free", [False, True])
+@pytest.mark.parametrize("is_runtime", [False, True])
 @torch.no_grad()
-def test_text_and_interpreter_agree(is_free: bool, some: Sample) -> None:
+def test_text_and_interpreter_agree(is_runtime: bool, some: Sample) -> None:
     made = [
         kernel_of(as_it_lies(program), innermost(*shape))
         for program, shape in some(CASES.values(), -(-len(CASES) // 2))
         for as_it_lies in (as_it_is, with_windows_last)
     ]
     kernels = [turned(kernel) for kernel, _ in made]
-    kernels = [all_freed(kernel) for kernel in kernels] if is_free else kernels
+    kernels = [fully_parametrised(kernel) for kernel in kernels] if is_runtime else kernels
     handle = build(print_unit(numbered(kernels), vector_library())).handle
     hold_to_interpreter(handle, kernels, made)
 

@@ -36,7 +36,7 @@ def in_kernels(monkeypatch):
 
 def lowered(program, *args):
     """Run a program with split products; return its result, eager's and that of float64."""
-    compiled, *results = beside_float64(program, *args, policy=Policy(splits=True))
+    compiled, *results = beside_float64(program, *args, policy=Policy(splits_products=True))
     assert SPLIT in compiled.source
     return results
 
@@ -108,7 +108,7 @@ def test_numbers_near_nought_keep_their_digits(in_kernels, scales):
 def test_the_number_of_threads_changes_nothing(in_kernels):
     x, w = rand(300, 200), rand(400, 200)
     gm = fx.symbolic_trace(lambda x, w: F.linear(x, w))
-    compiled = to_cpp(gm, (x, w), policy=Policy(splits=True))
+    compiled = to_cpp(gm, (x, w), policy=Policy(splits_products=True))
     threads = torch.get_num_threads()
     try:
         found = []

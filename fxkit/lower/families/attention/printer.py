@@ -10,13 +10,23 @@ from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_runtime
 from fxkit.lower.families.attention.attention import Attention
 from fxkit.lower.families.family import WholePrinter
-from fxkit.lower.families.products.printer import COLUMNS, ProductPrinter, boolean, may_have_few
+from fxkit.lower.families.products.printer import (
+    COLUMNS,
+    FEW_ROWS,
+    ProductPrinter,
+    boolean,
+    may_have_few,
+)
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # Queries that share what is brought into the cache, and the bytes that their scores may take.
 QUERIES = 64
 SCORE_BYTES = 128 * 1024
+
+# At most so many keys, of at most so many numbers, are attended to without what long ones need:
+# FX_FEW_KEYS and FX_DEPTH in the text.
+FEW_KEYS, SHORT_DEPTH = 64, 96
 
 
 class AttentionPrinter(WholePrinter):
@@ -26,8 +36,9 @@ class AttentionPrinter(WholePrinter):
     @functools.cache
     def texts(cls) -> tuple[str, ...]:
         """Return the text of attention, behind that of products."""
-        text = Path(__file__).with_name("attention.h").read_text()
-        return (*ProductPrinter.texts(), f"constexpr long FX_QUERIES = {QUERIES};\n{text}")
+        names = ("attention.h", "short_attention.h")
+        long, short = (Path(__file__).with_name(name).read_text() for name in names)
+        return (*ProductPrinter.texts(), f"constexpr long FX_QUERIES = {QUERIES};\n{long}", short)
 
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__(kernel, name)
@@ -52,6 +63,53 @@ class AttentionPrinter(WholePrinter):
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile_index()
         self._declare()
+        if self._is_short:
+            self._attend_at_once()
+        else:
+            self._attend_in_steps()
+        self._close()
+        self._close()
+        return self._taken()
+
+    @property
+    def _is_short(self) -> bool:
+        one = self._detail
+        return one.keys <= FEW_KEYS and one.depth <= SHORT_DEPTH and one.queries > FEW_ROWS
+
+    def _attend_at_once(self) -> None:
+        """Attend to few keys, all of which are in one panel."""
+        one = self._detail
+        seen, kind = "nullptr, 0, 0", "float"
+        if one.mask is not None:
+            batch, head, row, step = one.mask
+            kind = cpp_text.MEMORY[self._kernel.buffers[3].dtype]
+            seen = f"in3 + b * {batch} + h * {head} + first * {row}, {row}, {step}"
+        self._add(f"const fx_seen<{kind}> seen = {{{seen}, {boolean(one.is_causal)}, first}};")
+        self._next_block()
+        batch, head, row, step = self._kernel.stores[0].access.strides
+        self._add(
+            f"fx_short_attention(block, seen, next, out0 + b * {batch} + h * {head} "
+            f"+ first * {row}, {row}, {step});"
+        )
+
+    def _next_block(self) -> None:
+        """Say where the operands of the next head begin, of all blocks of its queries."""
+        one = self._detail
+        self._add(f"const long further = h + 1 < {one.heads} ? h + 1 : 0;")
+        self._add(f"const long after = h + 1 < {one.heads} || b + 1 == {one.batch} ? b : b + 1;")
+        places = []
+        for position, ((batch, head, row, _), shared) in enumerate(
+            ((one.query, 1), (one.key, one.shared), (one.value, one.shared))
+        ):
+            first = f" + first * {row}" if position == 0 else ""
+            index = "further" if shared == 1 else f"further / {shared}"
+            places.append(f"in{position} + after * {batch} + {index} * {head}{first}")
+        self._add(f"const fx_next next = {{{', '.join(places)}}};")
+
+    def _attend_in_steps(self) -> None:
+        """Attend to any number of keys."""
+        self._add(f"alignas(64) float scores[{self._room}];")
+        self._add(f"float factors[{QUERIES if self._is_open else self._rows}];")
         is_row_major, may_be_few = self._detail.query[3] == 1, may_have_few(self._detail.queries)
         kinds = ", ".join(map(boolean, (is_row_major, may_be_few)))
         self._add(f"fx_scores<{kinds}>(block, scores);")
@@ -64,9 +122,6 @@ class AttentionPrinter(WholePrinter):
             f"fx_weighted(block, scores, factors, out0 + b * {batch} + h * {head} "
             f"+ first * {row}, {row}, {step});"
         )
-        self._close()
-        self._close()
-        return self._taken()
 
     def _tile_count(self) -> int:
         blocks = ceil_div(self._detail.queries, self._rows)
@@ -103,8 +158,6 @@ class AttentionPrinter(WholePrinter):
         for position, (name, (batch, head, row, step), index, offset) in enumerate(operands):
             self._add(f"block.{name} = in{position} + b * {batch} + {index} * {head}{offset};")
             self._add(f"block.{name}_row = {row}, block.{name}_step = {step};")
-        self._add(f"alignas(64) float scores[{self._room}];")
-        self._add(f"float factors[{QUERIES if self._is_open else self._rows}];")
 
     def _hide(self) -> None:
         """Apply the mask, then hide what comes after a query."""

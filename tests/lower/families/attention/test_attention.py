@@ -78,13 +78,25 @@ def test_attention(name, is_causal):
     one_in(
         2,
         [torch.bool, torch.float32],
-        [(40, 50), (2, 1, 40, 50), (2, 1, 1, 50), (40, 1), (1, 50)],
+        [
+            *[(40, 50), (2, 1, 40, 50), (2, 1, 1, 50), (40, 1), (1, 50)],
+            *[(2, 1, 40, 17), (40, 32), (2, 1, 1, 64), (2, 1, 40, 70), (1, 70)],
+        ],
     ),
 )
 def test_masks(shape, kind):
-    q, k = rand(2, 3, 40, 16), rand(2, 3, 50, 16)
+    keys = shape[-1] if shape[-1] > 1 else 50
+    q, k = rand(2, 3, 40, 16), rand(2, 3, keys, 16)
     mask = rand(*shape) > 0.5 if kind == torch.bool else rand(*shape)
     check([q, k, k * 2, mask], scale=0.3)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_a_mask_may_lie_in_any_order(kind):
+    q, k = rand(2, 3, 40, 16), rand(2, 3, 50, 16)
+    mask = rand(2, 3, 50, 40).mT > 0.5 if kind == torch.bool else rand(2, 3, 50, 40).mT
+    check([q, k, k * 2, mask])
+    check([q, k, k * 2, mask[..., :1, :].expand(2, 3, 40, 50)])
 
 
 def test_a_query_that_sees_nothing_gives_zeros():

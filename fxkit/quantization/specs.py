@@ -110,7 +110,7 @@ def int8_static(
     weights: str = "per_channel",
     *,
     scheme: str = "affine",
-    observer: str | type[RangeObserver] = "min_max",
+    observer: str | type[RangeObserver] = "mse",
     pair_safe: bool | None = None,
 ) -> QuantizationSpec:
     """Return activations of 8 bits whose scales are found by calibration, and int8 weights.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fxkit import quantization as q
 from fxkit.errors import FxkitError, UnsupportedError
 from fxkit.quantization import OBSERVERS, RangeObserver
+from fxkit.quantization.affine import parameters_of, quantized_tensor
 
 ONE_RANGE = sorted(OBSERVERS)
 BY_CHANNEL = ["min_max", "moving_average"]
@@ -98,6 +102,41 @@ def test_ranges_against_outliers() -> None:
     assert high["min_max"] == 300
     assert high["percentile"] < 6
     assert high["entropy"] < 30
+
+
+@pytest.mark.parametrize("make", [torch.randn, torch.rand, lambda n: F.gelu(torch.randn(n))])
+@pytest.mark.parametrize("outlier", [0.0, 8.0, -40.0])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_no_range_has_less_error_than_that_of_least_squares(
+    make: Callable[[int], torch.Tensor], outlier: float, bits: int
+) -> None:
+    values = torch.cat([make(20_000), torch.tensor([outlier])])
+    spec = q.TensorSpec(torch.uint8, 0, 2**bits - 1, "affine")
+
+    def error(low: float, high: float) -> float:
+        ends = (torch.tensor(end, dtype=torch.float64) for end in (low, high))
+        found = parameters_of(*ends, spec)
+        back = (quantized_tensor(values, found, spec).long() - found.zero_point) * found.scale
+        return float((back - values).double().square().sum())
+
+    observer = OBSERVERS["mse"](bits=bits)
+    observer(values)
+    found = observer.value_range()
+    best = error(float(found.low), float(found.high))
+    least, largest = float(values.min()), float(values.max())
+    shares = [1.0, 0.97, 0.9, 0.8, 0.6, 0.4, 0.25]
+    tried = [error(least * low, largest * high) for low in shares for high in shares]
+    assert best <= 1.03 * min(tried)
+
+
+def test_least_squares_keep_few_values_whatever_they_are() -> None:
+    for values in ([3.0], [-2.0], [0.0, 5.0], [1e-9, -1e-9], [1e30, 1.0], [1e-40]):
+        found = seen_by("mse", torch.tensor(values)).value_range()
+        low, high = min(0.0, *values), max(0.0, *values)
+        ends = float(found.low.clamp(max=0)), float(found.high.clamp(min=0))
+        seen = torch.tensor(values).double()
+        assert min(0.0, float(seen.min())) <= ends[0] <= ends[1] <= max(0.0, float(seen.max()))
+        assert ends[1] - ends[0] >= 0.9 * (high - low)
 
 
 class SecondLargest(RangeObserver):

@@ -189,7 +189,7 @@ def test_the_same_spec_gives_the_same_graph() -> None:
         torch.randn(shape)
         batches = [(torch.randn(shape),) for _ in range(3)]
         weights = q.TensorSpec(torch.int8, -128, 127, "symmetric", "per_channel")
-        spec = q.QuantizationSpec(q.int8_static().activations, weights)
+        spec = q.QuantizationSpec(q.int8_static(observer="min_max").activations, weights)
         config = q.QuantizationConfig(spec)
         ours = q.quantize(model, config, batches)
         with torch.no_grad():

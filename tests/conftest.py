@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 from collections.abc import Iterator
 
@@ -77,6 +78,12 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
     """Seed what a module draws when it is imported, whatever was imported before."""
     if isinstance(collector, pytest.Module):
         torch.manual_seed(0)
+
+
+def pytest_collection_finish() -> None:
+    """Let no later search for garbage go through what stays until the end: modules and tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

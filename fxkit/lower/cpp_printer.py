@@ -13,11 +13,12 @@ from fxkit.lower.codegen.cpp.flattened_rows import FlattenedRowsPrinter, flatten
 from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter
 from fxkit.lower.codegen.cpp.loop_form import with_loops
 from fxkit.lower.codegen.cpp.packed_bfloat16 import PackedBfloat16Printer, is_packed_bfloat16
-from fxkit.lower.codegen.cpp.preamble import preamble
+from fxkit.lower.codegen.cpp.preamble import preamble_parts
 from fxkit.lower.codegen.cpp.rows import RowPrinter
 from fxkit.lower.codegen.cpp.summing import SummingPrinter
 from fxkit.lower.codegen.cpp.tiles import TilePrinter, crossing_axis
 from fxkit.lower.codegen.cpp.transposed_tiles import TransposedTilesPrinter, is_transposed
+from fxkit.lower.codegen.cpp.used_definitions import used_definitions
 from fxkit.lower.families.family import WholePrinter, printer_of, texts_below
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.scheduling.axis_order import runs_down_columns
@@ -32,7 +33,8 @@ def print_unit(kernels: Mapping[str, Kernel], glibc: tuple[int, int] | None) -> 
     """
     texts = [print_kernel(kernel, name) for name, kernel in kernels.items()]
     below = texts_below(kernels.values())
-    return "\n".join([preamble(kernels.values(), texts, below, glibc), *texts])
+    definitions = preamble_parts(kernels.values(), texts, below, glibc)
+    return "\n".join([used_definitions(definitions, texts), *texts])
 
 
 def print_kernel(kernel: Kernel, name: str) -> str:

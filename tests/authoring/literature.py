@@ -145,9 +145,9 @@ def root(x, steps=0.0):
 
 @fxkit.operator(namespace="literature")
 def halvings(x):
-    """How often |x| can be halved until it is at most 1, and what is left."""
+    """How often |x| can be halved until it is at most 1, up to 12 times, and what is left."""
     rest, n = abs(x), 0
-    while rest > 1.0 and n < 40:
+    while rest > 1.0 and n < 12:
         rest = rest * 0.5
         n += 1
     return rest + 0.25 * n

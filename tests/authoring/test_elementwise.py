@@ -157,7 +157,7 @@ DTYPES = (torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, tor
           torch.float64)  # fmt: skip
 
 
-@pytest.mark.parametrize(("one", "other"), one_in(5, DTYPES, DTYPES), ids=str)
+@pytest.mark.parametrize(("one", "other"), one_in(7, DTYPES, DTYPES), ids=str)
 def test_integers_and_bools_promote_as_in_torch(one: torch.dtype, other: torch.dtype) -> None:
     @fxkit.operator
     def scaled(x, y):

@@ -51,7 +51,7 @@ def check(seed: int) -> None:
             compare(compiled, program, sizes)
 
 
-@pytest.mark.parametrize("seed", one_in(2, range(1000, 1008)))
+@pytest.mark.parametrize("seed", one_in(4, range(1000, 1008)))
 def test_one_build_serves_all_sizes(seed: int) -> None:
     check(seed)
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from fxkit import config
 from fxkit.errors import BuildError
-from fxkit.lower.building import deadline, toolchain
+from fxkit.lower.building import deadline, object_file, toolchain
 from fxkit.lower.building.toolchain import Linking, Toolchain
 
 _LOCK_SECONDS = 120.0
@@ -223,8 +223,9 @@ def _build_into(path: Path, order: Order) -> None:
         shutil.rmtree(workplace, ignore_errors=True)
 
 
+@functools.cache
 def _remove_stale(folder: Path) -> None:
-    """Remove the workplaces of builds that did not come to their end."""
+    """Remove the workplaces of builds that did not come to their end, once in a process."""
     for workplace in folder.glob("build-*"):
         with contextlib.suppress(OSError):
             if time.time() - workplace.lstat().st_mtime > _STALE_SECONDS:
@@ -293,9 +294,12 @@ def _compile_directly(order: Order, name: str, workplace: Path) -> Path:
         source.write_text(text)
         commands.append([*first, "-c", str(source), "-o", str(compiled)])
     # No runtime of OpenMP is linked: calls find that which torch has loaded.
-    link = [tools.compiler, "-shared", *map(str, objects), "-o", str(built), *order.link_flags]
-    for batch in (commands, [link]):
-        _run_all(batch, built, workplace.parent, name)
+    _run_all(commands, built, workplace.parent, name)
+    flags = order.link_flags
+    if order.is_bare and not any(map(object_file.may_need_libraries, objects)):
+        flags = tools.bare_link_alone
+    link = [tools.compiler, "-shared", *map(str, objects), "-o", str(built), *flags]
+    _run_all([link], built, workplace.parent, name)
     return built
 
 

@@ -48,7 +48,8 @@ _WIDEST = ("-mprefer-vector-width=512",)
 # A third of a small kernel's build went into reading the C++ library, which each loop that threads
 # share asks for by the name of its handler of exceptions; kernels throw none.
 _NO_EXCEPTIONS = ("-fno-exceptions",)
-_C_ALONE = ("-nostdlib", "-lm", "-lc", "-lgcc")
+_NO_LIBRARY = ("-nostdlib",)
+_C_ALONE = (*_NO_LIBRARY, "-lm", "-lc", "-lgcc")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Toolchain:
         library_flags: Flags that make an object fit into a library.
         bare_flags: More flags for compiling what uses neither a header nor the C++ library.
         bare_link: Flags for linking that.
+        bare_link_alone: Flags for linking that where it calls nothing of a library.
     """
 
     compiler: str
@@ -72,6 +74,7 @@ class Toolchain:
     library_flags: tuple[str, ...] = ("-fPIC",)
     bare_flags: tuple[str, ...] = ()
     bare_link: tuple[str, ...] = ()
+    bare_link_alone: tuple[str, ...] = ()
 
     @property
     def march(self) -> str:
@@ -144,7 +147,9 @@ def _toolchain(asked: str | None, march: str) -> Toolchain:
     tools = Toolchain(found, flags, vector_library(), identity_of(found))
     if platform.system() != "Linux" or _is_clang(found):
         return tools
-    return replace(tools, bare_flags=_NO_EXCEPTIONS, bare_link=_C_ALONE)
+    return replace(
+        tools, bare_flags=_NO_EXCEPTIONS, bare_link=_C_ALONE, bare_link_alone=_NO_LIBRARY
+    )
 
 
 def identity_of(compiler: str) -> str:

@@ -116,6 +116,7 @@ def test_gradients_of_the_operator_itself(make: Any, given: str) -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @kinds
 @gradients
 def test_a_compiled_program_keeps_tangents(make: Any, given: str) -> None:

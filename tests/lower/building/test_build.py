@@ -73,6 +73,22 @@ def test_a_kernel_is_not_linked_with_the_library_of_cxx(cache: Path) -> None:
     assert b"libstdc++" not in library.path.read_bytes()
 
 
+COPIES = """
+extern "C" void* memmove(void*, const void*, unsigned long);
+extern "C" void copied(char* to, const char* from, long count) { memmove(to, from, count); }
+"""
+
+
+@pytest.mark.skipif(not toolchain.current().bare_link, reason="links as the compiler likes")
+def test_what_calls_the_library_of_c_is_linked_with_it(cache: Path) -> None:
+    library, alone = build(COPIES), build(SHARED_LOOP)
+    room = ctypes.create_string_buffer(4)
+    library.handle.copied(room, b"abc", ctypes.c_long(3))
+    assert room.value == b"abc"
+    assert b"libc.so" in library.path.read_bytes()
+    assert b"libc.so" not in alone.path.read_bytes()
+
+
 def test_a_text_with_headers_may_throw(cache: Path) -> None:
     library = build(
         "#include <stdexcept>\n#include <string>\n"
@@ -362,7 +378,7 @@ build.build({SOURCE % 16!r})
 
 
 def test_what_killed_builds_left_behind_is_removed_in_time(cache: Path) -> None:
-    answer(18)
+    cache.mkdir(mode=0o700, parents=True)
     for name, age in (("build-old", 7200), ("build-new", 60)):
         (cache / name).mkdir()
         (cache / name / "main.cpp").touch()

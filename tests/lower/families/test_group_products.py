@@ -50,7 +50,7 @@ def weight_in_groups(columns: int, depth: int, kind: str) -> Tensor:
 KINDS = st.sampled_from(["random", "random", "least", "largest"])
 
 
-@examples(16, of=60)
+@examples(8, of=60)
 @given(
     st.sampled_from([1, 2, 3, 4, 5, 13, 33]),
     st.sampled_from([2, 6, 20, 32, 64, 96, 128, 160, 256]),

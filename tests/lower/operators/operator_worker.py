@@ -297,6 +297,7 @@ def main(
     file: str, kinds: str, count: int, first: int, skipped: int, step: int, names: str
 ) -> None:
     """Check every STEP-th operator from the FIRST on, that one without its SKIPPED first calls."""
+    torch.set_num_threads(1)  # what the environment says may have come after torch was imported
     for kind in kinds.split(","):
         check_kind(file, kind, count, first, skipped, step, names)
         first, skipped = first % step, 0

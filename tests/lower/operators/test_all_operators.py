@@ -19,6 +19,7 @@ import pytest
 from tests.lower.operators.operator_worker import AT_SIZES, GRADIENTS, KINDS, ON_GPU, operators
 
 ROOT = Path(__file__).parents[3]
+PYTHON = (sys.executable,)
 WORKER = "tests.lower.operators.operator_worker"
 MOST_SAMPLES = 5
 
@@ -36,11 +37,17 @@ WORST_FIRST = ("crash", "wrong", "generated", "undetermined", "aten", "refused")
 
 
 def verdicts(
-    file: Path, kinds: Sequence[str], samples: int, step: int, names: str, first: int = 0
+    file: Path,
+    kinds: Sequence[str],
+    samples: int,
+    step: int,
+    names: str,
+    first: int = 0,
+    python: Sequence[str] = PYTHON,
 ) -> list[dict[str, Any]]:
     """Return what became of every `step`-th operator in each kind, from the first on."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for call in outcomes(file, kinds, samples, step, names, first=first):
+    for call in outcomes(file, kinds, samples, step, names, first=first, python=python):
         found.setdefault((call["kind"], call["index"]), []).append(call)
     return [min(calls, key=lambda c: WORST_FIRST.index(c["status"])) for calls in found.values()]
 
@@ -53,13 +60,14 @@ def outcomes(
     names: str,
     worker: str = WORKER,
     first: int = 0,
+    python: Sequence[str] = PYTHON,
 ) -> list[dict[str, Any]]:
     """Return what became of each call; one that ends its process crashed, and stops no other."""
     found: list[dict[str, Any]] = []
     skipped = 0
     while True:
         status, errors = run_apart(
-            [sys.executable, "-m", worker, str(file), ",".join(kinds),
+            [*python, "-m", worker, str(file), ",".join(kinds),
              *map(str, (samples, first, skipped, step)), names]
         )  # fmt: skip
         end = f"exit status {status}: {errors.strip()[-300:]}"
@@ -104,8 +112,9 @@ def check(
     step: int = 1,
     names: str = "",
     first: int = 0,
+    python: Sequence[str] = PYTHON,
 ) -> None:
-    every = verdicts(file, kinds, samples, step, names, first)
+    every = verdicts(file, kinds, samples, step, names, first, python)
     for kind in kinds:
         found = [one for one in every if one["kind"] == kind]
         counts = Counter(one["status"] for one in found)
@@ -132,23 +141,27 @@ def test_a_crash_counts_and_stops_nothing(tmp_path: Path) -> None:
     assert "exit status -9" in found[1]["reason"]
 
 
-def test_a_tenth_of_the_operators(tmp_path: Path) -> None:
-    check(tmp_path / "found", 25, ["float32"], 1, 10)  # which they are differs from torch to torch
+def test_a_tenth_of_the_operators(tmp_path: Path, python: list[str]) -> None:
+    check(
+        tmp_path / "found", 25, ["float32"], 1, 10, python=python
+    )  # which they are differs from torch to torch
 
 
-def test_a_few_operators_of_other_kinds(tmp_path: Path) -> None:
+def test_a_few_operators_of_other_kinds(tmp_path: Path, python: list[str]) -> None:
     kinds = [kind for kind in KINDS if kind not in ("float32", ON_GPU, *AT_SIZES)]
-    check(tmp_path / "found", 2, kinds, 1, 75)
+    check(tmp_path / "found", 2, kinds, 1, 75, python=python)
 
 
-def test_one_operator_in_each_kind(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_one_operator_in_each_kind(
+    tmp_path: Path, request: pytest.FixtureRequest, python: list[str]
+) -> None:
     """`make test-operator OPERATOR=lerp` runs this for one that has just been written."""
     operator = request.config.getoption("operator")
     kinds = [kind for kind in KINDS if kind != ON_GPU]
     names = rf"([\w.]+\.)?{re.escape(operator)}$"
     assert operators("float32", names), f"torch's table of samples has no operator {operator}"
     kinds = [kind for kind in kinds if operators(kind, names)]
-    check(tmp_path / "found", 0, kinds, 2, 1, names)
+    check(tmp_path / "found", 0, kinds, 2, 1, names, python=python)
 
 
 @pytest.mark.sweep

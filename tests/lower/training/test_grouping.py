@@ -124,7 +124,7 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("use", "kind"), one_in(2, USES, [Interleaved, Dropped, InModes, Apart, Written, Unused])
+    ("use", "kind"), one_in(4, USES, [Interleaved, Dropped, InModes, Apart, Written, Unused])
 )
 def test_steps_are_those_of_eager(kind: type[Heads], use: str) -> None:
     net, twin = kind(), kind()

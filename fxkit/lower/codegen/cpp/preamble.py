@@ -26,7 +26,17 @@ def preamble(
     below: Collection[str],
     glibc: tuple[int, int] | None,
 ) -> str:
-    """Return what the text of kernels needs before it.
+    """Return what the text of kernels may need before it; see `preamble_parts`."""
+    return "\n".join(preamble_parts(kernels, texts, below, glibc))
+
+
+def preamble_parts(
+    kernels: Collection[Kernel],
+    texts: Collection[str],
+    below: Collection[str],
+    glibc: tuple[int, int] | None,
+) -> list[str]:
+    """Return texts that stand before those of kernels, each of which may need some of a text.
 
     Args:
         kernels: The kernels.
@@ -69,8 +79,7 @@ def preamble(
         parts.append(PAIRS)
     if "FX_WIDE" in own_text or "FX_WIDE" in "\n".join(below):
         parts.append(LANES)
-    parts += below
-    return "\n".join(parts)
+    return [*parts, *below]
 
 
 def _uses_halves(text: str) -> bool:

@@ -72,7 +72,7 @@ def test_rows_of_any_length_and_number(name: str, some: Sample) -> None:
     shapes = [(rows, length) for length in LENGTHS[::2] for rows in ROWS]
     shapes += [(rows, length) for length in LENGTHS[1::2] for rows in ROWS[::3]]
     shapes += [(20, length) for length in (LONG_LENGTHS if name in SCANS else ())]
-    source = check(PROGRAMS[name], [torch.randn(shape) for shape in some(shapes, 14)])
+    source = check(PROGRAMS[name], [torch.randn(shape) for shape in some(shapes, 7)])
     assert "fx_turn(p" in source
     assert ("fx_turn_back(x" in source) == (name in (*SCANS, "softmax", "norm"))
 

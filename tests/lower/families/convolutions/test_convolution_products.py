@@ -124,7 +124,7 @@ ALL = {**{f"windows, {n}": c for n, c in WINDOWS.items()},
        **{f"depthwise, {n}": c for n, c in DEPTHWISE.items()}}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", one_in(2, ALL))
+@pytest.mark.parametrize("name", one_in(4, ALL))
 def test_convolutions(name: str) -> None:
     program, shape = ALL[name]
     (names,) = lowered(program, innermost(*shape))

@@ -193,7 +193,7 @@ def built(kernel):
     return function
 
 
-@examples(6, of=12)
+@examples(4, of=12)
 @given(
     batch=st.lists(st.integers(1, 3), max_size=2),
     sizes=st.tuples(st.integers(1, 70), st.integers(1, 110), st.integers(1, 420)),

@@ -76,7 +76,7 @@ def test_products(in_kernels, name):
     layout=st.tuples(st.booleans(), st.booleans()),
     exponents=st.tuples(*[st.integers(-12, 12)] * 2),
 )
-@examples(4, of=10)
+@examples(3, of=10)
 def test_any_sizes(sizes, layout, exponents):
     rows, columns, depth = sizes
     x = rand(depth, rows).mT if layout[0] else rand(rows, depth)

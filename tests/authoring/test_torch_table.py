@@ -96,7 +96,8 @@ def calls(name: str, dtype: torch.dtype, **options: Any) -> Iterator[Call]:
     """Yield torch's samples of an operator that torch itself takes."""
     info = table()[name]
     torch.manual_seed(0)
-    samples = itertools.islice(info.sample_inputs("cpu", dtype, **options), SAMPLES)
+    most = 3 if options and not runs_every_case() else SAMPLES
+    samples = itertools.islice(info.sample_inputs("cpu", dtype, **options), most)
     others = () if options else filter(is_small, info.reference_inputs("cpu", dtype))
     for sample in itertools.chain(samples, itertools.islice(others, 2, 2 + 3 * SAMPLES, 3)):
         if (
@@ -175,6 +176,7 @@ def test_samples_of_all_dtypes(name: str, monkeypatch: pytest.MonkeyPatch, some:
 
 
 @by_name
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore")
 def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not table()[name].supports_autograd:

@@ -134,13 +134,16 @@ class LeastSquaresObserver(HistogramObserver):
         return ends[0] * kept[0], ends[1] * kept[1]
 
     def _errors(self, low: Tensor, high: Tensor) -> Tensor:
-        """Return the squared error of each range, float64[ranges]."""
+        """Return the squared error of each range over that of the bound, float32[ranges]."""
         is_seen = self.counts > 0
-        values, counts = self.centres[is_seen], self.counts[is_seen]
-        step = ((high - low) / (2**self.bits - 1)).clamp(min=1e-300)[:, None]
-        first = (low[:, None] / step).round()
-        stored = (values / step).round().maximum(first).minimum(first + 2**self.bits - 1)
-        return (stored * step - values).square() @ counts
+        share = (self.counts[is_seen] / self.counts.sum()).float()
+        values = (self.centres[is_seen] / self.bound).float()
+        low, high = (low / self.bound).float()[:, None], (high / self.bound).float()[:, None]
+        levels = 2**self.bits - 1
+        step = ((high - low) / levels).clamp(min=1e-12)
+        first = (low / step).round()
+        stored = (values / step).round_().clamp_(min=first, max=first + levels)
+        return stored.mul_(step).sub_(values).square_() @ share
 
 
 class EntropyObserver(HistogramObserver):

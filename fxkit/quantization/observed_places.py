@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
+from fxkit.errors import FxkitError, UnsupportedError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_source
@@ -67,9 +68,25 @@ def new_observer(spec: TensorSpec) -> RangeObserver:
 
     Raises:
         FxkitError: When no observer has the name.
+        UnsupportedError: When the class can't be made an observer of.
     """
     kind = OBSERVERS[spec.observer] if isinstance(spec.observer, str) else spec.observer
-    return kind(bits=spec.bits)
+    try:
+        observer = kind(bits=spec.bits)
+    except FxkitError:
+        raise
+    except Exception as error:
+        raise _not_made(kind, f"{type(error).__name__}: {error}") from error
+    if not hasattr(observer, "not_finite"):
+        raise _not_made(kind, "one whose __init__ does not call that of RangeObserver")
+    return observer
+
+
+def _not_made(kind: type[RangeObserver], got: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"expected observer={kind.__name__} to be made with bits= and axis=, got {got}",
+        hint="def __init__(self, bits=8, axis=None): super().__init__(bits, axis)",
+    )
 
 
 def observed(decided: Iterable[QuantizedOperator]) -> dict[str, TensorSpec]:

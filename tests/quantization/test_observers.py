@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -166,3 +167,83 @@ def test_a_class_of_ones_own_is_an_observer() -> None:
     assert float(observer.value_range().high) == 2.0
     with pytest.raises(UnsupportedError, match="a name, or a class of RangeObserver"):
         q.TensorSpec(observer=nn.Linear)  # type: ignore[arg-type]
+
+
+class Given(RangeObserver):
+    """Returns what a test wants for a range."""
+
+    result: Any = ()
+
+    def watch(self, values: torch.Tensor, finite: torch.Tensor) -> None:
+        values.zero_()  # its own copy
+
+    def found(self) -> Any:
+        return self.result
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        (torch.nan, 1.0),
+        (-torch.inf, 1.0),
+        (1.0, -1.0),
+        (torch.zeros(3), torch.ones(3)),
+        (torch.zeros(0), torch.ones(0)),
+        (1.0,),
+        None,
+        ("a", "b"),
+    ],
+    ids=str,
+)
+def test_what_is_no_range_is_refused(result: Any) -> None:
+    kind = type("Odd", (Given,), {"result": result})
+    data = [(torch.rand(2, 4),)]
+    with pytest.raises(UnsupportedError, match=r"expected Odd\.found to return"):
+        q.quantize(nn.Linear(4, 3).eval(), q.int8_static(observer=kind), data)
+
+
+def test_numbers_and_tensors_of_any_float_type_are_ranges() -> None:
+    data = [(torch.rand(2, 4),)]
+    for result in ((-1, 2), (torch.tensor(-1.0), torch.tensor([2.0]).half())):
+        kind = type("Odd", (Given,), {"result": result})
+        prepared = q.prepare(nn.Linear(4, 3).eval(), data[0], q.int8_static(observer=kind))
+        q.calibrate(prepared, data)
+        (observer,) = prepared.observers.values()
+        assert observer.value_range().high == 2 and data[0][0].any()
+
+
+class TakesNothing(Given):
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class CallsNoBase(Given):
+    def __init__(self, bits: int = 8, axis: int | None = None) -> None:
+        self.mine = bits
+
+
+class Fails(Given):
+    def watch(self, values: torch.Tensor, finite: torch.Tensor) -> None:
+        raise ValueError("of mine")
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (TakesNothing, "observer=TakesNothing to be made with bits= and axis="),
+        (CallsNoBase, "whose __init__ does not call that of RangeObserver"),
+        (Fails, r"Fails\.watch to learn from values, got ValueError: of mine"),
+        (RangeObserver, r"RangeObserver\.watch to learn from values, got TypeError"),
+    ],
+)
+def test_observers_that_fail_are_named(kind: type[RangeObserver], told: str) -> None:
+    with pytest.raises(FxkitError, match=told):
+        q.quantize(nn.Linear(4, 3).eval(), q.int8_static(observer=kind), [(torch.rand(2, 4),)])
+
+
+def test_an_observer_without_a_merge_says_so() -> None:
+    halves = Given(), Given()
+    for half in halves:
+        half(torch.rand(3))
+    with pytest.raises(UnsupportedError, match=r"Given\.merge_state to learn from another"):
+        halves[0].merge(halves[1])

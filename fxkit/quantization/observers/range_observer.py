@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fxkit.errors import UnsupportedError
+from fxkit.errors import FxkitError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class RangeObserver(nn.Module):
             if not finite.any():
                 return
         self.count += values.numel()
-        self.watch(values, finite)
+        with _told_whose(self, "watch", "learn from values"):
+            self.watch(values, finite)
 
     def _by_channel(self, values: Tensor) -> Tensor:
         """Return float64[channels, n], of one channel where there is one range."""
@@ -99,21 +102,61 @@ class RangeObserver(nn.Module):
             )
         self.not_finite += other.not_finite
         if other.count:
-            self.merge_state(other)
+            with _told_whose(self, "merge_state", f"learn from another {type(self).__name__}"):
+                self.merge_state(other)
             self.count += other.count
 
     def value_range(self) -> ValueRange:
-        """Return the range to keep; [0, 0] where no finite value was seen."""
+        """Return the range to keep; [0, 0] where no finite value was seen.
+
+        Raises:
+            UnsupportedError: When `found` fails, or returns something else than a range.
+        """
         notes = (f"{self.not_finite} values are not finite",) if self.not_finite else ()
         if not self.count:
             zero = torch.zeros((), dtype=torch.float64)
             return ValueRange(zero, zero, ("no value was seen in calibration", *notes))
-        low, high = self.found()
+        with _told_whose(self, "found", "return a range"):
+            low, high = (torch.as_tensor(end, dtype=torch.float64) for end in self.found())
+        self._check(low, high)
         if self.axis is None:
             low, high = low.reshape(()), high.reshape(())
         if bool(((low == high) & (low == 0)).any()):
             notes = (*notes, "all values are 0")
         return ValueRange(low, high, notes)
+
+    def _check(self, low: Tensor, high: Tensor) -> None:
+        sizes = (low.numel(), high.numel())
+        is_one = sizes == (1, 1) if self.axis is None else low.shape == high.shape and low.ndim == 1
+        if is_one and bool((low <= high).all()) and bool((low.isfinite() & high.isfinite()).all()):
+            return
+        what = "one number each" if self.axis is None else "float64[channels] each"
+        told = " and ".join(
+            f"{float(end):g}" if end.numel() == 1 else str(list(end.shape)) for end in (low, high)
+        )
+        raise UnsupportedError(
+            f"expected {type(self).__name__}.found to return the least and the largest value, "
+            f"{what}, finite and in this order, got {told}"
+        )
+
+
+@contextlib.contextmanager
+def _told_whose(observer: RangeObserver, method: str, does: str) -> Iterator[None]:
+    """Say which method of an observer failed.
+
+    Raises:
+        UnsupportedError: When it raises, but for fxkit's own errors.
+    """
+    try:
+        yield
+    except FxkitError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"expected {type(observer).__name__}.{method} to {does}, "
+            f"got {type(error).__name__}: {error}",
+            hint="its base, RangeObserver, tells what it is given and what it returns",
+        ) from error
 
 
 def extremes(values: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:

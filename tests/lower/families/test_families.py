@@ -115,7 +115,7 @@ def filled(made: KernelCall) -> list[torch.Tensor]:
 @torch.no_grad()
 def test_each_text_computes_what_its_detail_says(family: str, is_runtime: bool, some: Some) -> None:
     every = [name for name, (of, _) in SAMPLES.items() if of == family]
-    names = some(every, -(-len(every) // 2))
+    names = some(every, -(-len(every) // 3))
     calls = [(way, made) for name in names for kernel, made in kernels_of(name)
              for way in ways_of(kernel)]  # fmt: skip
     ways = [fully_parametrised(way) if is_runtime else way for way, _ in calls]

@@ -106,7 +106,7 @@ def test_what_is_kept_is_bounded(double: Any) -> None:
     torch.testing.assert_close(double(X), X * 2 + 1)
 
 
-def test_the_bound_is_read_from_the_environment() -> None:
+def test_the_bound_is_read_from_the_environment(python: list[str]) -> None:
     code = """
 import torch, fxkit
 from torch import fx
@@ -117,7 +117,7 @@ stats = fxkit.memory_stats()
 assert (stats.limit_bytes, stats.kept_bytes, stats.dropped) == (0, 0, 1), stats
 """
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [*python, "-c", code],
         env={**__import__("os").environ, "FXKIT_POOL_MB": "0"},
         capture_output=True,
         text=True,
@@ -169,7 +169,7 @@ def test_results_die_on_any_thread(double: Any) -> None:
     assert fxkit.memory_stats().used_bytes == used
 
 
-def test_where_memory_is_exhausted_eagers_error_is_raised() -> None:
+def test_where_memory_is_exhausted_eagers_error_is_raised(python: list[str]) -> None:
     code = """
 import resource, torch, fxkit
 from torch import fx
@@ -191,7 +191,7 @@ for call in (module, double):
         raise AssertionError("there was memory")
 torch.testing.assert_close(other(small), double(small))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([*python, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     ours, eagers = done.stdout.splitlines()
     assert ours == eagers and "allocate" in ours

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
+from fxkit.ir.op import resolve
 from fxkit.lower.fusion.emit import Operand
 from fxkit.lower.loop_ir.builder import Builder, Ref
 from fxkit.lower.loop_ir.convolution import Convolution
+from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.loop_ir.product import Product
 
 # Of a builder, the sum of products, and the numbers read for its column: the node's value.
@@ -46,3 +49,25 @@ class ProductNode:
     def dtype_of(self, position: int) -> torch.dtype:
         """Return the dtype of an operand."""
         return self.dtypes[position] if position < len(self.dtypes) else torch.float32
+
+
+def calls_of(operator: str) -> Callable[[fx.Node], bool]:
+    """Return what tells whether a node calls an operator, given by its name."""
+
+    def is_call(node: fx.Node) -> bool:
+        call = resolve(node)
+        return call is not None and call.name == operator
+
+    return is_call
+
+
+def arguments_of(node: fx.Node, operator: str) -> Mapping[str, Any]:
+    """Return the arguments of a call of an operator by their names.
+
+    Raises:
+        Unfusable: When the node is no such call.
+    """
+    call = resolve(node)
+    if call is None or call.name != operator:
+        raise Unfusable(f"it does not call {operator}")
+    return call.arguments

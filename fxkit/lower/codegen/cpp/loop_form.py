@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fxkit.lower.codegen.cpp.flattened_rows import flattened_rows
 from fxkit.lower.codegen.cpp.runtime_parameters import runtime_parameters
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.scheduling.axis_order import with_an_axis
 from fxkit.lower.scheduling.unrolling import is_short, unrolled
-
-
-def with_long_row(kernel: Kernel) -> Kernel:
-    """Return a kernel as its loops along rows see it."""
-    kernel = with_loops(kernel)
-    joined = flattened_rows(kernel)
-    return kernel if joined is None else joined.kernel
 
 
 def with_loops(kernel: Kernel) -> Kernel:

@@ -6,9 +6,10 @@ import torch
 
 from fxkit.lower.families.family import Family, Joined, Sample
 from fxkit.lower.families.group_products.autotune import objection
-from fxkit.lower.families.group_products.custom_op import operator
-from fxkit.lower.families.group_products.nodes import group_product, is_group_product
+from fxkit.lower.families.group_products.custom_op import NAME, operator
+from fxkit.lower.families.group_products.nodes import group_product
 from fxkit.lower.families.group_products.printer import GroupProductPrinter
+from fxkit.lower.families.product_node import calls_of
 
 
 def _samples() -> dict[str, Sample]:
@@ -51,7 +52,7 @@ def _samples() -> dict[str, Sample]:
 
 
 FAMILY = Family(
-    computes=is_group_product,
+    computes=calls_of(NAME),
     printers={"group_product": GroupProductPrinter},
     kernels=Joined(group_product, objection, objection_by_kind=objection),
     samples=_samples,

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.families.group_products.custom_op import NAME
-from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.families.product_node import ProductNode, arguments_of
 from fxkit.lower.families.products.matrices import checked_operand, checked_type
 from fxkit.lower.loop_ir.group_product import GroupProduct
 from fxkit.lower.loop_ir.index import row_major
@@ -23,22 +22,13 @@ from fxkit.lower.loop_ir.product import Product
 ZERO_POINTS = (torch.int8, torch.int32, torch.int64, torch.float32)
 
 
-def is_group_product(node: fx.Node) -> bool:
-    """Tell whether a node calls `fxkit::group_product`."""
-    call = resolve(node)
-    return call is not None and call.name == NAME
-
-
 def group_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     """Return a node as a product that a kernel can compute.
 
     Raises:
         Unfusable: When no kernel can.
     """
-    call = resolve(node)
-    if call is None or call.name != NAME:
-        raise Unfusable("it multiplies no integers in groups")
-    given = call.arguments
+    given = arguments_of(node, NAME)
     checked_type(type_of(node), "its result")
     kind = _dtype(given["left"], (torch.float32, torch.int8, torch.uint8))
     x = checked_operand(given["left"], root, "left", kind)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.codegen.cpp.text import TYPES
 from fxkit.lower.families.integer_products.printer import IntegerProductPrinter
-from fxkit.lower.families.products.printer import BLOCKS, ProductPrinter, boolean
+from fxkit.lower.families.products.printer import ProductPrinter, boolean
 from fxkit.lower.loop_ir.group_product import GroupProduct
 
 # Columns of a panel, FX_GROUP_COLUMNS in the text.
@@ -31,10 +30,7 @@ class GroupProductPrinter(ProductPrinter):
         return COLUMNS
 
     def _declare(self) -> None:
-        rows = self._product.rows
-        if is_runtime(rows) or rows > BLOCKS[0]:
-            rows = BLOCKS[0]
-        self._add(f"alignas(64) float sums[{int(ceil_div(rows, 8)) * 8 * COLUMNS}];")
+        self._declare_block("float", COLUMNS)
 
     def _multiply(self) -> None:
         """Sum a block of the product."""

@@ -8,15 +8,13 @@ import torch
 
 from fxkit.lower.families.family import Family, Joined, Sample
 from fxkit.lower.families.integer_convolutions.autotune import objection
-from fxkit.lower.families.integer_convolutions.custom_op import operator
-from fxkit.lower.families.integer_convolutions.nodes import (
-    integer_convolution,
-    is_integer_convolution,
-)
+from fxkit.lower.families.integer_convolutions.custom_op import NAME, operator
+from fxkit.lower.families.integer_convolutions.nodes import integer_convolution
 from fxkit.lower.families.integer_convolutions.printer import (
     IntegerConvolutionPrinter,
     IntegerDepthwisePrinter,
 )
+from fxkit.lower.families.product_node import calls_of
 
 
 def _samples() -> dict[str, Sample]:
@@ -55,7 +53,7 @@ def _samples() -> dict[str, Sample]:
 
 
 FAMILY = Family(
-    computes=is_integer_convolution,
+    computes=calls_of(NAME),
     printers={
         "integer_convolution": IntegerConvolutionPrinter,
         "integer_depthwise": IntegerDepthwisePrinter,

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost
 from fxkit.lower.families.integer_convolutions.custom_op import NAME
 from fxkit.lower.families.integer_convolutions.innermost_weight import innermost_strides
-from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.families.product_node import ProductNode, arguments_of
 from fxkit.lower.families.products.matrices import checked_operand, checked_type
 from fxkit.lower.loop_ir.integer_convolution import IntegerConvolution
 from fxkit.lower.loop_ir.loop_ir import Unfusable
@@ -25,22 +24,14 @@ from fxkit.lower.loop_ir.loop_ir import Unfusable
 MOST_ELEMENTS = 64
 
 
-def is_integer_convolution(node: fx.Node) -> bool:
-    """Tell whether a node calls `fxkit::integer_convolution`."""
-    call = resolve(node)
-    return call is not None and call.name == NAME
-
-
 def integer_convolution(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     """Return a node as a convolution that a kernel can compute.
 
     Raises:
         Unfusable: When no kernel can.
     """
-    call = resolve(node)
-    if call is None or call.name != NAME:
-        raise Unfusable("it convolves no integers")
-    left, right = call.arguments["input"], call.arguments["weight"]
+    given = arguments_of(node, NAME)
+    left, right = given["input"], given["weight"]
     known = type_of(left)
     is_unsigned = isinstance(known, TensorType) and known.dtype == torch.uint8
     kind = torch.uint8 if is_unsigned else torch.int8
@@ -49,7 +40,7 @@ def integer_convolution(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     result = checked_type(type_of(node), "its result", torch.int32)
     if not has_channels_innermost(image) or not has_channels_innermost(result):
         raise Unfusable("its images do not have their channels innermost")
-    detail = convolution_of(image, weight, result, call.arguments)
+    detail = convolution_of(image, weight, result, given)
     if detail.channels is not None and not has_dense_windows(weight):
         raise Unfusable("elements of its weight do not lie with all their channels")
     return ProductNode(node, detail, (left, right), is_convolution=True, dtypes=(kind, torch.int8))

@@ -6,9 +6,10 @@ import torch
 
 from fxkit.lower.families.family import Family, Joined, Sample
 from fxkit.lower.families.integer_products.autotune import objection, objection_by_kind
-from fxkit.lower.families.integer_products.custom_op import operator
-from fxkit.lower.families.integer_products.nodes import integer_product, is_integer_product
+from fxkit.lower.families.integer_products.custom_op import NAME, operator
+from fxkit.lower.families.integer_products.nodes import integer_product
 from fxkit.lower.families.integer_products.printer import IntegerProductPrinter
+from fxkit.lower.families.product_node import calls_of
 
 
 def _samples() -> dict[str, Sample]:
@@ -39,7 +40,7 @@ def _samples() -> dict[str, Sample]:
 
 
 FAMILY = Family(
-    computes=is_integer_product,
+    computes=calls_of(NAME),
     printers={"integer_product": IntegerProductPrinter},
     kernels=Joined(integer_product, objection, objection_by_kind),
     samples=_samples,

@@ -7,21 +7,14 @@ from dataclasses import fields
 import torch
 from torch import fx
 
-from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.families.integer_products.custom_op import NAME
-from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.families.product_node import ProductNode, arguments_of
 from fxkit.lower.families.products.matrices import checked_operand, checked_type, geometry
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.loop_ir.product import Product
-
-
-def is_integer_product(node: fx.Node) -> bool:
-    """Tell whether a node calls `fxkit::integer_product`."""
-    call = resolve(node)
-    return call is not None and call.name == NAME
 
 
 def integer_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
@@ -30,10 +23,8 @@ def integer_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     Raises:
         Unfusable: When no kernel can.
     """
-    call = resolve(node)
-    if call is None or call.name != NAME:
-        raise Unfusable("it multiplies no integers")
-    left, right, zeros = (call.arguments[name] for name in ("left", "right", "zeros"))
+    given = arguments_of(node, NAME)
+    left, right, zeros = (given[name] for name in ("left", "right", "zeros"))
     known = type_of(left)
     is_unsigned = isinstance(known, TensorType) and known.dtype == torch.uint8
     dtypes = [torch.uint8 if is_unsigned else torch.int8, torch.int8, torch.int32]
@@ -46,7 +37,7 @@ def integer_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     parts = {field.name: getattr(product, field.name) for field in fields(Product)}
     parts["has_tiles"] = matrix_unit.multiplies_bytes()
     if zeros is None:
-        detail = IntegerProduct(**parts, zero=call.arguments["zero"])
+        detail = IntegerProduct(**parts, zero=given["zero"])
         return ProductNode(node, detail, (left, right), dtypes=tuple(dtypes[:2]))
     each = checked_operand(zeros, root, "third", dtypes[2])
     if each.shape != (product.rows, 1) or each.stride is None:

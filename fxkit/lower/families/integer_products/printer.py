@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.families.integer_products.narrow_results import NarrowResultsPrinter
-from fxkit.lower.families.products.printer import BLOCKS, boolean
+from fxkit.lower.families.products.printer import boolean
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
 
 # Columns of a panel, FX_PANEL_COLUMNS in the text.
@@ -29,10 +28,7 @@ class IntegerProductPrinter(NarrowResultsPrinter):
         return COLUMNS
 
     def _declare(self) -> None:
-        rows = self._product.rows
-        if is_runtime(rows) or rows > BLOCKS[0]:
-            rows = BLOCKS[0]
-        self._add(f"alignas(64) int sums[{int(ceil_div(rows, 8)) * 8 * COLUMNS}];")
+        self._declare_block("int", COLUMNS)
 
     def _multiply(self) -> None:
         """Sum a block of the product."""

@@ -161,6 +161,13 @@ class ProductPrinter(WholePrinter):
             size = min(BLOCKS[0], int(ceil_div(product.rows, TILE)) * TILE) * COLUMNS
         self._add(f"alignas(64) float sums[{size}];")
 
+    def _declare_block(self, kind: str, columns: int) -> None:
+        """Declare the sums of a block: up to 8 rows more than it has."""
+        rows = self._product.rows
+        if is_runtime(rows) or rows > BLOCKS[0]:
+            rows = BLOCKS[0]
+        self._add(f"alignas(64) {kind} sums[{int(ceil_div(rows, 8)) * 8 * columns}];")
+
     def _multiply(self) -> None:
         """Sum a block of the product."""
         product = self._product

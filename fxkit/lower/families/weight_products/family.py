@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from fxkit.lower.families.family import Family, Joined, Sample
+from fxkit.lower.families.product_node import calls_of
 from fxkit.lower.families.weight_products.autotune import objection
-from fxkit.lower.families.weight_products.custom_op import operator
-from fxkit.lower.families.weight_products.nodes import is_weight_product, weight_product
+from fxkit.lower.families.weight_products.custom_op import NAME, operator
+from fxkit.lower.families.weight_products.nodes import weight_product
 from fxkit.lower.families.weight_products.printer import WeightProductPrinter
 
 
@@ -32,7 +33,7 @@ def _samples() -> dict[str, Sample]:
 
 
 FAMILY = Family(
-    computes=is_weight_product,
+    computes=calls_of(NAME),
     printers={"weight_product": WeightProductPrinter},
     kernels=Joined(weight_product, objection, objection_by_kind=objection),
     samples=_samples,

@@ -7,9 +7,8 @@ from dataclasses import fields
 import torch
 from torch import fx
 
-from fxkit.ir.op import resolve
 from fxkit.ir.types import type_of
-from fxkit.lower.families.product_node import ProductNode
+from fxkit.lower.families.product_node import ProductNode, arguments_of
 from fxkit.lower.families.products.matrices import checked_operand, checked_type, geometry
 from fxkit.lower.families.weight_products.custom_op import NAME
 from fxkit.lower.families.weight_products.printer import FEW_ROWS
@@ -18,22 +17,14 @@ from fxkit.lower.loop_ir.product import Product
 from fxkit.lower.loop_ir.weight_product import WeightProduct
 
 
-def is_weight_product(node: fx.Node) -> bool:
-    """Tell whether a node calls `fxkit::weight_product`."""
-    call = resolve(node)
-    return call is not None and call.name == NAME
-
-
 def weight_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     """Return a node as a product that a kernel can compute.
 
     Raises:
         Unfusable: When no kernel can.
     """
-    call = resolve(node)
-    if call is None or call.name != NAME:
-        raise Unfusable("it multiplies no integers")
-    left, weight = call.arguments["left"], call.arguments["weight"]
+    given = arguments_of(node, NAME)
+    left, weight = given["left"], given["weight"]
     result = checked_type(type_of(node), "its result")
     x = checked_operand(left, root, "left")
     y = checked_operand(weight, root, "right", torch.int8)

@@ -16,9 +16,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from fxkit.lower.runtime import binding
+from fxkit.torch_adapters import late_imports
 from tests import forked_programs, generated_text, sampling
 from tests.generated_text import HoldPage
 from tests.sampling import Some
+
+_IMPORTED_BY_USE = (
+    "fxkit.compiling.compiler",
+    "fxkit.passes.manager.manager",
+    "fxkit.patterns.engine",
+    "fxkit.quantization",
+    *late_imports.FOR_GRAPHS_OF_GRADIENTS,
+    *late_imports.FOR_CHECKPOINTS,
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,9 +78,16 @@ def some(request: pytest.FixtureRequest) -> Some:
 
 
 @pytest.fixture(scope="session")
-def python(_own_kernel_cache: None) -> Iterator[list[str]]:
-    """What stands in place of `python` in a command, where torch and fxkit are imported already."""
-    with forked_programs.serving() as command:
+def bare_python(_own_kernel_cache: None) -> Iterator[list[str]]:
+    """What stands in place of `python` in a command, where torch alone is imported already."""
+    with forked_programs.serving("torch") as command:
+        yield command
+
+
+@pytest.fixture(scope="session")
+def python(bare_python: list[str]) -> Iterator[list[str]]:
+    """The same where fxkit is there too, with what it and torch import when they are used."""
+    with forked_programs.serving(*_IMPORTED_BY_USE, python=bare_python) as command:
         yield command
 
 

@@ -1,10 +1,11 @@
 """Programs in processes of their own that need not import torch again.
 
-A process that has imported torch and fxkit, and has run nothing, waits on a socket. For each
-program it forks one that runs it as `python` would. What a test starts is a client that hands on
-its arguments, environment, folder and streams, and ends as the program ends.
+A process that has imported some modules, and has run nothing, waits on a socket. For each program
+it forks one that runs it as `python` would. What a test starts is a client that hands on its
+arguments, environment, folder and streams, and ends as the program ends. A program may itself be
+such a process, that has imported more.
 
-Tests of what an import does, or needs, start an interpreter of their own.
+Tests of what the start of an interpreter does, or needs, start one of their own.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ _HERE = os.path.abspath(__file__)
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[list[str]]:
-    """Let a process wait for programs; yield what stands in place of `python` in a command."""
+def serving(*modules: str, python: Sequence[str] = (sys.executable,)) -> Iterator[list[str]]:
+    """Let a process wait for programs; yield what stands in place of `python` in a command.
+
+    Args:
+        modules: What it imports before.
+        python: What it is run by: an interpreter, or what stands in place of one.
+    """
     if not hasattr(os, "pidfd_open"):  # not Linux
         yield [sys.executable]
         return
     with tempfile.TemporaryDirectory() as folder:
         address = f"{folder}/programs"
-        command = [sys.executable, _HERE, "serve", address]
+        command = [*python, _HERE, "serve", address, *modules]
         # It ends when this process closes its input, or is gone.
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
             assert server.stdout is not None
@@ -108,6 +114,9 @@ def begin(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    if encoding := os.environ.get("PYTHONIOENCODING"):
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            stream.reconfigure(encoding=encoding)  # pyright: ignore
     first, *rest = request["arguments"]
     is_isolated = False
     while first[:2] in ("-W", "-I", "-X"):
@@ -137,10 +146,14 @@ def _main() -> None:
         sys.exit(run(address, arguments))
     sys.path[0] = os.path.dirname(os.path.dirname(_HERE))
     import gc
+    import importlib
+    import warnings
 
-    import fxkit
-
-    assert fxkit.capture and fxkit.compile and fxkit.rewrite  # which imports what they need
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what packages say of each other
+        for name in arguments:
+            with contextlib.suppress(ImportError):  # other versions of torch lack some
+                importlib.import_module(name)
     sys.path.pop(0)
     gc.collect()
     gc.freeze()

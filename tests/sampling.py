@@ -23,16 +23,17 @@ def runs_every_case() -> bool:
     return _EVERY_CASE
 
 
-def examples(count: int, *, of: int) -> Callable[[Any], Any]:
+def examples(count: int, *, of: int, **options: Any) -> Callable[[Any], Any]:
     """Let Hypothesis draw a few examples in each run of the tests, and many in the sweeps.
 
     Args:
         count: How many a run of the tests draws.
         of: How many the sweeps draw.
+        options: Other settings of Hypothesis.
     """
 
     def limited(test: Any) -> Any:
-        many = settings(max_examples=of if _EVERY_CASE else count, deadline=None)
+        many = settings(max_examples=of if _EVERY_CASE else count, deadline=None, **options)
         return pytest.mark.sampled(many(test))
 
     return limited

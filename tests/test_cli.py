@@ -32,8 +32,8 @@ def test_doctor_fails_when_a_check_does(
     assert "hint: mend it" in capsys.readouterr().out
 
 
-def test_a_reader_that_has_enough_is_no_error() -> None:
-    command = [sys.executable, "-m", "fxkit", "passes"]
+def test_a_reader_that_has_enough_is_no_error(python: list[str]) -> None:
+    command = [*python, "-m", "fxkit", "passes"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -183,9 +183,11 @@ def test_the_module_runs() -> None:
     assert "demo" in done.stdout
 
 
-def test_a_terminal_without_the_lines_of_a_tree_shows_something_else(exported: Path) -> None:
+def test_a_terminal_without_the_lines_of_a_tree_shows_something_else(
+    exported: Path, python: list[str]
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "fxkit", "tree", str(exported)],
+        [*python, "-m", "fxkit", "tree", str(exported)],
         capture_output=True,
         cwd=Path(__file__).parents[1],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},

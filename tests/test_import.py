@@ -50,9 +50,9 @@ print(json.dumps({{"heavy": heavy, "before": state, "after": hooks()}}))
 
 
 @pytest.fixture(scope="module")
-def probe() -> dict:
+def probe(bare_python: list[str]) -> dict:
     done = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, cwd=ROOT
+        [*bare_python, "-c", PROBE], capture_output=True, text=True, check=True, cwd=ROOT
     )
     return json.loads(done.stdout)
 
@@ -65,9 +65,9 @@ def test_import_leaves_global_state_alone(probe: dict) -> None:
     assert probe["after"] == probe["before"]
 
 
-def test_import_prints_nothing() -> None:
+def test_import_prints_nothing(bare_python: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import fxkit"], capture_output=True, text=True, cwd=ROOT
+        [*bare_python, "-c", "import fxkit"], capture_output=True, text=True, cwd=ROOT
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

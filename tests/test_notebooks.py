@@ -11,11 +11,14 @@ import re
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+
+from tests import forked_programs
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what jupyter's packages say of each other
@@ -31,6 +34,13 @@ _LINE = re.compile(r"(\.py):\d+")
 
 def read(path: Path) -> Any:
     return nbformat.read(path, as_version=4)
+
+
+@pytest.fixture(scope="module")
+def with_kernels(python: list[str]) -> Iterator[list[str]]:
+    """What stands in place of `python`, where what runs kernels is imported already."""
+    with forked_programs.serving("ipykernel.kernelapp", python=python) as command:
+        yield command
 
 
 def kernels(python: list[str]) -> type[AsyncKernelManager]:
@@ -90,10 +100,10 @@ def _text(output: Any) -> str:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_gives_the_outputs_that_are_stored_in_it(
-    path: Path, tmp_path: Path, python: list[str]
+    path: Path, tmp_path: Path, with_kernels: list[str]
 ) -> None:
     stored = read(path)
-    assert shown(executed(stored, tmp_path, python)) == shown(stored)
+    assert shown(executed(stored, tmp_path, with_kernels)) == shown(stored)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -125,12 +135,12 @@ def test_there_is_a_notebook_for_each_thing_to_learn() -> None:
     ]
 
 
-def test_a_stored_output_that_differs_is_found(tmp_path: Path, python: list[str]) -> None:
+def test_a_stored_output_that_differs_is_found(tmp_path: Path, with_kernels: list[str]) -> None:
     cell = nbformat.v4.new_code_cell("print(1 + 1)")
-    once = executed(nbformat.v4.new_notebook(cells=[cell]), tmp_path, python)
+    once = executed(nbformat.v4.new_notebook(cells=[cell]), tmp_path, with_kernels)
     assert shown(once) == ["In [1]:\nprint(1 + 1)\nstdout: 2\n"]
     once.cells[0].outputs[0].text = "3\n"
-    assert shown(executed(once, tmp_path, python)) != shown(once)
+    assert shown(executed(once, tmp_path, with_kernels)) != shown(once)
 
 
 def update() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,8 +47,10 @@ def package_of(requirement: str) -> str:
     return re.split(r"[^A-Za-z0-9_]", requirement)[0]
 
 
-def third_party_imports() -> Iterator[tuple[str, str, bool]]:
-    """Yield place, package and whether it is imported with its module, for each import in fxkit."""
+@functools.cache
+def third_party_imports() -> list[tuple[str, str, bool]]:
+    """Return place, package and whether it comes with its module, for each import in fxkit."""
+    found = []
     for file in sorted((ROOT / "fxkit").rglob("*.py")):
         tree = ast.parse(file.read_text())
         for node in ast.walk(tree):
@@ -61,7 +63,8 @@ def third_party_imports() -> Iterator[tuple[str, str, bool]]:
             for package in {name.partition(".")[0] for name in names}:
                 if package != "fxkit" and package not in sys.stdlib_module_names:
                     place = f"{file.relative_to(ROOT)}:{node.lineno}"
-                    yield place, package, node in tree.body
+                    found.append((place, package, node in tree.body))
+    return found
 
 
 def test_what_is_imported_is_declared() -> None:

@@ -6,13 +6,14 @@ import itertools
 import operator
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from torch import fx
 
 import fxkit
 from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effect_edges import effect_predecessors
 from tests.patterns.random_graphs import GRAPHS
+from tests.sampling import examples
 
 
 def reachable(graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:
@@ -25,9 +26,7 @@ def reachable(graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:
     return before
 
 
-@settings(
-    deadline=None, max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+@examples(50, of=150, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(gm=GRAPHS)
 def test_pairs_that_may_not_swap_are_ordered(gm):
     order = EffectOrder(gm.graph)

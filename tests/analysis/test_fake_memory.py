@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 PROGRAM = """
 import ctypes
@@ -100,6 +99,6 @@ print("through")
 """
 
 
-def test_no_code_that_reads_at_an_address_ends_the_process() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+def test_no_code_that_reads_at_an_address_ends_the_process(python: list[str]) -> None:
+    done = subprocess.run([*python, "-c", PROGRAM], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr[-2000:]

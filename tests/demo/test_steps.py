@@ -23,6 +23,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, "TIMING_SECONDS", 0)
+        patch.setattr(steps, "FEWEST_ROUNDS", 1)
         steps.run(out=out, write=lines.append)
     return "\n".join(lines), out
 

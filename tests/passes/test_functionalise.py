@@ -511,7 +511,7 @@ def test_a_parameter_that_wants_a_gradient_is_left():
     assert "wants a gradient" in notes_of(gm, X)[0]
 
 
-@settings(_QUIET, max_examples=200)
+@settings(_QUIET, max_examples=60)
 @given(gm=GRAPHS)
 def test_random_programs(gm):
     check_passes_on(gm, [DecomposeToAten(), Functionalise()])

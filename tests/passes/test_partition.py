@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch import fx, nn
 
@@ -23,6 +23,7 @@ from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.partition import plan_regions
 from fxkit.passes.partitioning.backend_call import BackendCall
 from tests.patterns.random_graphs import GRAPHS, difference, observe
+from tests.sampling import examples
 
 
 @dataclass(eq=False)
@@ -233,9 +234,7 @@ def test_the_plan_can_be_looked_at_alone():
     }
 
 
-@settings(
-    deadline=None, max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+@examples(50, of=150, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(gm=GRAPHS, inside=st.sets(st.integers(0, 40)), connected=st.booleans())
 def test_any_choice_of_nodes_on_any_graph_changes_nothing(gm, inside, connected):
     chosen = {n.name for i, n in enumerate(body(gm.graph)) if i in inside or not inside}

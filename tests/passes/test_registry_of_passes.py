@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -126,15 +125,15 @@ def test_text_is_no_pass_and_the_hint_says_what_is(name, hint):
     assert caught.value.hint == hint
 
 
-def test_named_orders_are_there_without_another_import():
+def test_named_orders_are_there_without_another_import(bare_python: list[str]):
     code = "import fxkit; print(*fxkit.passes.pipelines.DEBUG)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = subprocess.run([*bare_python, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["type_propagation", "canonicalise", "dead_code_elimination"]
 
 
-def test_passes_are_all_found_whichever_module_is_imported_first():
+def test_passes_are_all_found_whichever_module_is_imported_first(bare_python: list[str]):
     code = "import fxkit.passes.pipelines; from fxkit.passes import PASSES; print(*PASSES)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = subprocess.run([*bare_python, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == list(PASSES)
 
 

@@ -104,7 +104,7 @@ def test_an_input_whose_old_value_is_read_is_copied_to_at_the_end():
     assert reinplaced(reads_old, X, functional=True)[-1] == "copy_.default"
 
 
-@settings(_QUIET, max_examples=150)
+@settings(_QUIET, max_examples=50)
 @given(gm=GRAPHS)
 def test_random_programs(gm):
     check_passes_on(gm, [Functionalise(), Reinplace()])

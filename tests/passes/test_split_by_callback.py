@@ -15,6 +15,7 @@ from fxkit.ir.types import type_of
 from fxkit.passes import SplitByCallback
 from fxkit.passes.manager.manager import PassManager
 from tests.patterns.random_graphs import GRAPHS, difference, observe
+from tests.sampling import examples
 
 X = torch.linspace(-2.0, 2.0, 12).reshape(3, 4)
 
@@ -82,9 +83,7 @@ def test_a_write_in_another_part_is_seen():
     assert [t.sum().item() for t in gm(X)] == pytest.approx([t.sum().item() for t in f(X)])
 
 
-@settings(
-    deadline=None, max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+@examples(35, of=100, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(gm=GRAPHS, chosen=st.integers(0, 4**16))
 def test_any_labels_on_any_graph_change_nothing(gm, chosen):
     place = {node: index for index, node in enumerate(body_of(gm.graph))}

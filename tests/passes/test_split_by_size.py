@@ -17,6 +17,7 @@ from fxkit.passes import SplitBySize
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.split_by_size import _cuts
 from tests.patterns.random_graphs import GRAPHS, difference, observe
+from tests.sampling import examples
 
 X = torch.linspace(-2.0, 2.0, 16).reshape(2, 8)
 
@@ -99,9 +100,7 @@ def test_the_largest_part_is_as_small_as_any_cuts_make_it(weights, count):
     assert largest(cuts) <= 1.1 * best
 
 
-@settings(
-    deadline=None, max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+@examples(35, of=100, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(gm=GRAPHS, count=st.integers(1, 6))
 def test_any_graph_does_the_same_in_parts(gm, count):
     before = observe(gm, transposed=False, same=False)

@@ -20,6 +20,7 @@ from fxkit.patterns.rewriting import Rule, rule
 from fxkit.patterns.rules import RULES
 from fxkit.patterns.safety import Safety
 from tests.patterns.random_graphs import GRAPHS, SHAPE, difference, observe
+from tests.sampling import runs_every_case
 
 # Rules that make, merge and return values in ways the shipped ones do not.
 _OTHERS = (
@@ -137,13 +138,14 @@ def _check(
     return report.count
 
 
-@settings(_QUIET, max_examples=200)
+@settings(_QUIET, max_examples=70)
 @given(**_CASES)
 def test_rewriting_random_graphs_shows_nothing(**case: Any) -> None:
     _check(**case)
 
 
-@settings(_QUIET, max_examples=150)
+@pytest.mark.sampled
+@settings(_QUIET, max_examples=150 if runs_every_case() else 50)
 @given(**{**_CASES, "rules": st.just(_SEVERAL)})
 def test_rules_of_several_results_on_random_graphs_show_nothing(**case: Any) -> None:
     _check(**case)
@@ -158,7 +160,7 @@ _ALIASING_CASES = {
 }
 
 
-@settings(_QUIET, max_examples=150)
+@settings(_QUIET, max_examples=50)
 @given(**_ALIASING_CASES)
 def test_rules_that_copy_views_and_view_copies_show_nothing(**case: Any) -> None:
     _check(**case)

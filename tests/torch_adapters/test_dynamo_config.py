@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 
@@ -60,9 +59,9 @@ assert seen
 """
 
 
-def run(before: str, after: str) -> str:
+def run(before: str, after: str, python: list[str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM.format(before=before, after=after)],
+        [*python, "-W", "error", "-c", PROGRAM.format(before=before, after=after)],
         capture_output=True,
         text=True,
         check=False,
@@ -76,5 +75,7 @@ def run(before: str, after: str) -> str:
     [("", AFTER), (BEFORE, ""), ("", NEEDED), ("", OTHERS)],
     ids=["left alone", "there before", "needed", "another thread"],
 )
-def test_dynamo_is_imported_only_where_it_is_needed(before: str, after: str) -> None:
-    assert run(before, after).strip() == "f32[8]"
+def test_dynamo_is_imported_only_where_it_is_needed(
+    before: str, after: str, bare_python: list[str]
+) -> None:
+    assert run(before, after, bare_python).strip() == "f32[8]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,26 +81,30 @@ in_threads(work)
 """
 
 
-def _errors(code: str) -> str:
-    command = [sys.executable, "-W", "ignore", "-c", BEGIN + code]
+def _errors(code: str, python: list[str]) -> str:
+    command = [*python, "-W", "ignore", "-c", BEGIN + code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     ended = f"\nexit status {done.returncode}\n{done.stderr}" if done.returncode else ""
     return done.stdout + ended
 
 
-def test_threads_import_what_they_need_late() -> None:
-    assert _errors(IMPORTS) == ""
+def test_threads_import_what_they_need_late(bare_python: list[str]) -> None:
+    assert _errors(IMPORTS, bare_python) == ""
 
 
-def test_fake_tensors_are_made_while_other_threads_import_what_sizes_need() -> None:
-    assert _errors(FAKES) == ""
+def test_fake_tensors_are_made_while_other_threads_import_what_sizes_need(
+    bare_python: list[str],
+) -> None:
+    assert _errors(FAKES, bare_python) == ""
 
 
-def test_sixteen_threads_call_a_fresh_compiled_function_with_a_few_sizes() -> None:
-    assert _errors(CALLS) == ""
+def test_sixteen_threads_call_a_fresh_compiled_function_with_a_few_sizes(
+    bare_python: list[str],
+) -> None:
+    assert _errors(CALLS, bare_python) == ""
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("process", range(6))
-def test_many_processes_of_sixteen_threads(process: int) -> None:
-    assert _errors(CALLS) == ""
+def test_many_processes_of_sixteen_threads(process: int, bare_python: list[str]) -> None:
+    assert _errors(CALLS, bare_python) == ""

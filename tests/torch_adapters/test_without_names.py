@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,29 +17,31 @@ FEW = (
 )
 
 
-def faults(*arguments: str) -> str:
+def faults(python: list[str], *arguments: str) -> str:
     """Return what goes wrong without each of some names, as text."""
     script = Path(__file__).with_name("without_name.py")
-    command = [sys.executable, str(script), *arguments]
+    command = [*python, str(script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_a_few_names_are_missing() -> None:
-    assert faults(*FEW) == ""
+def test_a_few_names_are_missing(bare_python: list[str]) -> None:
+    assert faults(bare_python, *FEW) == ""
 
 
-def test_all_names_are_missing_at_once() -> None:
-    assert faults("torch") == ""
+def test_all_names_are_missing_at_once(bare_python: list[str]) -> None:
+    assert faults(bare_python, "torch") == ""
 
 
-def test_a_fault_would_be_told() -> None:
-    assert "== without torch.optim.AdamW\nTraceback" in faults("--delete", "torch.optim.AdamW")
+def test_a_fault_would_be_told(bare_python: list[str]) -> None:
+    assert "== without torch.optim.AdamW\nTraceback" in faults(
+        bare_python, "--delete", "torch.optim.AdamW"
+    )
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("how", ["hidden", "deleted"])
-def test_any_name_is_missing(how: str) -> None:
+def test_any_name_is_missing(how: str, bare_python: list[str]) -> None:
     names = [name.path for name in private_names.declared()]
-    assert faults(*(["--delete"] if how == "deleted" else []), *names) == ""
+    assert faults(bare_python, *(["--delete"] if how == "deleted" else []), *names) == ""

@@ -78,9 +78,9 @@ def test_capture_equals_eager(name: str):
     assert outcome.verdict is expected, outcome.detail
 
 
-def test_imports_and_captures_there():
+def test_imports_and_captures_there(bare_python: list[str]):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IMPORTED_THERE], capture_output=True, text=True
+        [*bare_python, "-W", "ignore", "-c", IMPORTED_THERE], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 

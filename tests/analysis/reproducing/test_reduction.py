@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, reject, settings
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
@@ -25,6 +25,7 @@ from fxkit.ir.op import resolve
 from fxkit.testing import minify
 from tests.architectures import HUGGING_FACE
 from tests.patterns.random_graphs import GRAPHS, SHAPE
+from tests.sampling import examples
 
 
 def has_nan(gm: fx.GraphModule, args: tuple[Any, ...]) -> bool:
@@ -318,7 +319,7 @@ def test_a_real_model_is_reduced_to_a_node() -> None:
     assert small.calls <= 40
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@examples(16, of=40, derandomize=True, database=None)
 @given(gm=GRAPHS, choice=st.integers(0, 100))
 def test_random_graphs_with_writes_and_views_are_reduced(gm: fx.GraphModule, choice: int) -> None:
     names = operators(gm)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from torch import fx, nn
 
 import fxkit
@@ -20,6 +19,7 @@ from fxkit.analysis.reproducing.reproducer import code_of, write_reproducer
 from fxkit.errors import InvalidGraphError, UnsupportedError
 from fxkit.ir.printer import format_graph
 from tests.patterns.random_graphs import GRAPHS, SHAPE, difference, observe
+from tests.sampling import examples
 
 
 def rebuilt(gm: fx.GraphModule, args: tuple[Any, ...], kwargs: Any = None) -> Any:
@@ -35,9 +35,9 @@ def identity_of(*args: Any) -> fx.GraphModule:
     return fx.GraphModule(nn.Module(), graph)
 
 
-def run(script: Path) -> subprocess.CompletedProcess[str]:
+def run(script: Path, python: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-I", str(script)],
+        [*python, "-I", str(script)],
         capture_output=True,
         text=True,
         cwd=script.parent,
@@ -269,7 +269,7 @@ def is_small(gm: fx.GraphModule, args: tuple[Any, ...]) -> bool:
     return any(bool((value < 1).all()) for value in result)
 
 
-def test_a_check_runs_alone_in_a_new_process(tmp_path: Path) -> None:
+def test_a_check_runs_alone_in_a_new_process(tmp_path: Path, python: list[str]) -> None:
     gm = fxkit.symbolic_trace(lambda x: (x + 1, x))
     script = write_reproducer(tmp_path / "a", gm, (torch.ones(3),), check=is_small, title="small")
     assert script == tmp_path / "a" / "run.py"
@@ -279,7 +279,7 @@ def test_a_check_runs_alone_in_a_new_process(tmp_path: Path) -> None:
         "run.py",
     ]
     assert "aten.add(%x, 1)" in (script.parent / "graph.txt").read_text()
-    found = run(script)
+    found = run(script, python)
     assert (found.returncode, found.stdout, found.stderr) == (1, "the fault is there\n", "")
     gone = code_of(gm, (torch.full((3,), 9.0),), check=is_small)
     with pytest.raises(SystemExit, match="False"):
@@ -425,7 +425,7 @@ def test_writing_changes_nothing() -> None:
     assert all(torch.equal(value, before[key]) for key, value in gm.state_dict().items())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@examples(25, of=60, derandomize=True, database=None)
 @given(gm=GRAPHS)
 def test_random_graphs_come_back(gm: fx.GraphModule) -> None:
     args = (torch.randn(SHAPE), torch.randn(SHAPE).t().contiguous().t())

@@ -5,17 +5,16 @@ from __future__ import annotations
 import operator
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch import fx
 
 from fxkit.analysis.effect_edges import effect_predecessors
 from fxkit.passes.partitioning.stages import connected_pieces, labelled_stages, two_kinds_of_stages
 from tests.patterns.random_graphs import GRAPHS
+from tests.sampling import examples
 
-_QUICK = settings(
-    deadline=None, max_examples=120, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+_QUICK = examples(40, of=120, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def body(graph):

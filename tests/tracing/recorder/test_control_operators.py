@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -124,8 +123,8 @@ with torch.no_grad():
 """
 
 
-def test_types_are_known_in_a_new_process() -> None:
-    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", _ALONE], check=True)
+def test_types_are_known_in_a_new_process(bare_python: list[str]) -> None:
+    subprocess.run([*bare_python, "-W", "error::UserWarning", "-c", _ALONE], check=True)
 
 
 def test_functions_that_write_make_the_program_run_in_python() -> None:

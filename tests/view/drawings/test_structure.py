@@ -92,7 +92,7 @@ def test_many_inputs_lie_where_they_are_read() -> None:
     )
 
 
-@pytest.mark.parametrize("nodes", [2000, 20_000])
+@pytest.mark.parametrize("nodes", [2000, pytest.param(20_000, marks=pytest.mark.sweep)])
 def test_a_very_long_list_is_cut_into_parts(nodes: int) -> None:
     view = draw(models.random_graph(nodes))
     assert len(view.scene.boxes) < 160

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import traceback
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -56,6 +58,20 @@ def _own_kernel_cache(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_stacks_of_seeds() -> Iterator[None]:
+    """Where no device is there, let `torch.manual_seed` not write the stack three times for them.
+
+    That takes it some milliseconds, in thousands of calls. It is read when a device refuses a seed.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        quick = types.SimpleNamespace(**{**vars(traceback), "format_stack": list})
+        for module in (torch.cuda, torch.mtia, torch.xpu):
+            if not module.is_available():
+                patch.setattr(module, "traceback", quick)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     # torch.manual_seed walks the stack for devices that are not there, which takes a millisecond.
@@ -75,6 +91,17 @@ def hold_page(request: pytest.FixtureRequest) -> HoldPage:
 def some(request: pytest.FixtureRequest) -> Some:
     """Take a few of a test's inner cases: `for length in some(LENGTHS, 4)`."""
     return Some(request)
+
+
+@pytest.fixture
+def few_objects() -> Iterator[None]:
+    """Let collections of garbage, and searches for objects, pass over what was there before.
+
+    Of what torch, fxkit and other tests have made, each takes up to a second.
+    """
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

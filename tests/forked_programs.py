@@ -115,7 +115,7 @@ def begin(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     if encoding := os.environ.get("PYTHONIOENCODING"):
-        for stream in (sys.stdin, sys.stdout, sys.stderr):
+        for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(encoding=encoding)  # pyright: ignore
     first, *rest = request["arguments"]
     is_isolated = False

@@ -137,6 +137,7 @@ def test_methods_are_copied_and_pickled_with_their_instance() -> None:
         assert other.__self__.forward is other
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_an_instance_is_freed_with_its_programs() -> None:
     block = Block()
     for _ in range(3):

@@ -89,6 +89,7 @@ def test_parameters_are_read_at_each_call():
     assert_same(fast(inputs(4, 8)), net(inputs(4, 8)))
 
 
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_what_nobody_has_any_more_is_freed(is_trained):
     net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.Softmax(-1))

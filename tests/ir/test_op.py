@@ -315,6 +315,7 @@ def test_cache_follows_every_change() -> None:
     assert resolve(node).name == "aten.sub"  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_nothing_keeps_a_callable_alive() -> None:
     class Scaled:
         __name__ = "scaled"

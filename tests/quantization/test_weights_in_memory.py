@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,6 +11,8 @@ from torch import nn
 
 import fxkit
 from fxkit import quantization as q
+
+pytestmark = pytest.mark.usefixtures("few_objects")
 
 LAYERS = {
     "linear": (lambda: nn.Sequential(nn.Linear(1024, 768), nn.Linear(768, 512)), (40, 1024)),
@@ -58,15 +59,6 @@ def storages(*dtypes: torch.dtype) -> dict[int, int]:
     dense = (one for one in found if one.layout is torch.strided and one.device.type == "cpu")
     held = [one.untyped_storage() for one in dense if not dtypes or one.dtype in dtypes]
     return {one.data_ptr(): one.nbytes() for one in held}
-
-
-@pytest.fixture(autouse=True)
-def few_objects() -> Iterator[None]:
-    """Pass over the objects that were there before: to collect them takes longer than the test."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def float_bytes(model: nn.Module) -> int:

@@ -105,6 +105,7 @@ def test_whole_capture_prints_again_what_the_program_printed(capsys: pytest.Capt
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_nothing_of_the_captured_run_is_kept_alive():
     def fn(a: torch.Tensor) -> dict[str, Any]:
         middle = a * 2

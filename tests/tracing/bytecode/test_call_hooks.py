@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import random
 import textwrap
 import time
@@ -21,7 +20,7 @@ from fxkit.tracing.bytecode import call_hooks, hooked_code
 from fxkit.tracing.bytecode.call_hooks import can_hook, has_hooks, with_call_hooks
 from fxkit.tracing.bytecode.value_flow import Flow
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("few_objects")]
 
 
 class Ledger:
@@ -200,14 +199,6 @@ def _check(seed: int, prologue: str = "") -> None:
         assert _run(program) == expected, text
     assert seen == [call for call in expected[1] if isinstance(call, tuple) and call[0] != "enter"]
     assert _run(program) == expected, text
-
-
-@pytest.fixture(autouse=True)
-def few_objects() -> Iterator[None]:
-    """Let the search for the functions that run some code pass over what was there before."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("seed", range(15))

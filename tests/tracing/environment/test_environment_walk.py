@@ -386,6 +386,7 @@ def test_a_class_is_looked_at_once():
     assert held.count("Box") == 2  # its attributes, and what it consists of
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_a_weak_reference_is_not_made_a_strong_one():
     box = Box(2)
     reference = weakref.ref(box)

@@ -264,6 +264,7 @@ def test_graph_can_be_walked_twice():
     torch.testing.assert_close(first[0], again[0])
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_inputs_are_let_go_after_the_backward():
     w = torch.randn(3, requires_grad=True)
     captured = AtenCaptured(lambda x, w: (x * w).tanh(), train=True)

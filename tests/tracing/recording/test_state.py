@@ -191,6 +191,7 @@ def test_two_closures_of_one_function_are_told_apart():
     assert torch.equal(captured(torch.ones(2)), torch.full((2,), 10.0))
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_a_function_that_is_never_found_runs_in_python():
     code = _amplify.__code__.replace(co_name="made")
     namespace = globals()

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import fxkit
 from fxkit import quantization as q
-from fxkit.errors import UnsupportedError
+from fxkit.errors import FxkitError, UnsupportedError
 from fxkit.passes import Partition
 from fxkit.passes.partitioning.backend_call import BackendCall
 
@@ -137,3 +137,39 @@ def test_descriptions_are_checked() -> None:
         q.BackendDescription("bad", {"aten.sin": (q.int8_static(),)})
     with pytest.raises(UnsupportedError, match=r"got 'aten.linear': \(\)"):
         q.BackendDescription("bad", {"aten.linear": ()})
+    spec = q.int8_static()
+    with pytest.raises(UnsupportedError, match="a tuple of QuantizationSpec for"):
+        q.BackendDescription("bad", {"aten.linear": spec})  # type: ignore[dict-item]
+    for names in ({"aten.foo"}, "aten.relu", {"foo"}):
+        for field in ("fused", "moves", "floats"):
+            with pytest.raises(UnsupportedError, match=f"expected {field}= to be a set of"):
+                q.BackendDescription("bad", {"aten.linear": (spec,)}, **{field: names})
+    for limits in ({"aten.conv2d": lambda call: None}, {"aten.linear": 3}):
+        with pytest.raises(UnsupportedError, match="functions for operators that bad takes"):
+            q.BackendDescription("bad", {"aten.linear": (spec,)}, limits=limits)
+    found = q.BackendDescription("mine", {"aten.linear": (spec,)}, fused={F.relu, "gelu"})
+    assert found.fused == {"aten.relu", "aten.gelu"}
+
+
+def test_what_a_description_calls_may_fail() -> None:
+    spec = q.int8_static(weights="per_tensor")
+    nothing = q.BackendDescription("mine", {"aten.linear": (spec,)}, make=lambda *_: None)
+    _, notes, _ = partitioned(nothing)
+    assert "expected make= to return what runs the region, got None" in notes
+    limits = {"aten.linear": lambda call: False}
+    odd = q.BackendDescription("mine", {"aten.linear": (spec,)}, limits=limits)
+    with pytest.raises(FxkitError, match=r"limit of aten.linear to return a reason or None"):
+        partitioned(odd)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_partitioned_program_is_compiled_with_gradients_on() -> None:
+    x = torch.randn(4, 16)
+    layers = nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)
+    mine = q.BackendDescription("mine", {"aten.linear": (q.int8_static(),)}, fused={"relu"})
+    program = fxkit.quantize(nn.Sequential(*layers).eval(), mine.config(), [(x,)])
+    fxkit.PassManager([Partition(mine)]).run(program)
+    fast = fxkit.compile(program)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), program(x))
+    fast(x).sum().backward()

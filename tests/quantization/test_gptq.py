@@ -160,3 +160,33 @@ def test_layers_in_turn_make_up_for_those_before() -> None:
     with pytest.raises(UnsupportedError, match="got none"):
         q.gptq(prepared, [], in_turn=True)
     assert not prepared.choices.weights
+
+
+def _odd(problem: q.WeightProblem, **changes: Any) -> q.StoredWeight:
+    return replace(problem.start, **changes)
+
+
+def _scaled(problem: q.WeightProblem, factor: float) -> q.StoredWeight:
+    old = problem.start.parameters
+    return _odd(problem, parameters=q.QuantizationParameters(old.scale * factor, old.zero_point))
+
+
+@pytest.mark.parametrize(
+    ("choose", "told"),
+    [
+        (lambda problem: None, "StoredWeight for 0.weight, got NoneType"),
+        (lambda problem: problem.weight, "got Tensor"),
+        (lambda problem: _odd(problem, integers=problem.start.integers.float()), r"f32\[3,8\]"),
+        (lambda problem: _odd(problem, integers=problem.start.integers[:2]), r"i8\[2,8\]"),
+        (lambda problem: _odd(problem, integers=problem.start.integers * 0 - 128), "-127 to 127"),
+        (lambda problem: _scaled(problem, torch.nan), "not finite and above 0"),
+        (lambda problem: _scaled(problem, -1.0), "not finite and above 0"),
+        (lambda problem: 1 / 0, "integers for 0.weight, got ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_choice_is_refused(choose: Any, told: str) -> None:
+    data = [(torch.rand(16, 8),)]
+    prepared = q.prepare(nn.Sequential(nn.Linear(8, 3)).eval(), data[0], q.int8_weight_only())
+    with pytest.raises(UnsupportedError, match=told):
+        q.choose_weights(prepared, data, choose)
+    assert not prepared.choices.weights

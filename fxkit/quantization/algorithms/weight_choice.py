@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fxkit.errors import FxkitError, UnsupportedError
 from fxkit.ir.attributes import find_attribute
+from fxkit.ir.types import TensorType
 from fxkit.quantization.affine import decibels
 from fxkit.quantization.algorithms.input_moments import InputMoments, input_moments
 from fxkit.quantization.batches import Batch
@@ -102,12 +104,12 @@ def choose_weights(
         choose: Takes a weight, and returns its integers.
 
     Raises:
-        UnsupportedError: When there are no batches.
+        UnsupportedError: When there are no batches, or `choose` fails or returns what is no choice.
     """
     problems = weight_problems(prepared, batches)
     chosen, rows = {}, []
     for problem in problems:
-        new, path = choose(problem), problem.layer.path
+        new, path = _chosen(problem, choose), problem.layer.path
         before = float(problem.error(problem.start).sum())
         after = float(problem.error(new).sum())
         if after < before:
@@ -117,6 +119,49 @@ def choose_weights(
         rows.append(WeightChoice(path, problem.layer.node, *figures))
     prepared.choices.weights.update(chosen)
     return tuple(rows)
+
+
+def _chosen(
+    problem: WeightProblem, choose: Callable[[WeightProblem], StoredWeight]
+) -> StoredWeight:
+    """Return what an algorithm chooses, once it is sure that a graph can hold it."""
+    name, path = getattr(choose, "__name__", type(choose).__name__), problem.layer.path
+    try:
+        new = choose(problem)
+    except FxkitError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"expected {name} to choose integers for {path}, got {type(error).__name__}: {error}"
+        ) from error
+    wrong = _why_not(new, problem)
+    if wrong is not None:
+        raise UnsupportedError(
+            f"expected {name} to return a StoredWeight for {path}, got {wrong}",
+            hint="start with problem.start, problem.stored(integers) or StoredWeight.within(...)",
+        )
+    return new
+
+
+def _why_not(new: object, problem: WeightProblem) -> str | None:
+    """Return why a graph can't hold what an algorithm returned."""
+    if not isinstance(new, StoredWeight):
+        return type(new).__name__
+    start, spec = problem.start, problem.spec
+    if not new.fits(problem.weight, start.axis, spec) or new.integers.dtype != spec.dtype:
+        return f"integers {TensorType.of(new.integers)} that are stored as {new.spec}"
+    if new.integers.numel() and not (
+        spec.low <= int(new.integers.min()) and int(new.integers.max()) <= spec.high
+    ):
+        return f"integers that leave {spec.low} to {spec.high}"
+    found, wanted = new.parameters, start.parameters
+    for name in ("scale", "zero_point"):
+        one, other = getattr(found, name), getattr(wanted, name)
+        if one.shape != other.shape:
+            return f"a {name} of shape {list(one.shape)} where it has {list(other.shape)}"
+    if not bool((found.scale.isfinite() & (found.scale > 0)).all()):
+        return "scales that are not finite and above 0"
+    return None
 
 
 def weight_problems(prepared: PreparedProgram, batches: Iterable[Batch]) -> list[WeightProblem]:

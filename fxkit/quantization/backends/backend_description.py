@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import fx
 
 from fxkit.analysis.objects import GraphNode
 from fxkit.errors import UnsupportedError
-from fxkit.ir.op import Call, resolve
+from fxkit.ir.op import Call, operator_name, resolve
 from fxkit.quantization.backends.stored_forms import StoredForm, stored_form
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.operand_table import OPERATORS
@@ -44,7 +44,7 @@ class BackendDescription:
             runs where left out.
 
     Raises:
-        UnsupportedError: When an operator of `specs` can't be quantised.
+        UnsupportedError: When an operator of `specs` can't be quantised, or a row is none.
     """
 
     name: str
@@ -63,6 +63,22 @@ class BackendDescription:
                 raise UnsupportedError(
                     f"expected specs of operators that can be quantised, got {operator!r}: {ways}",
                     hint=f"these can be: {', '.join(OPERATORS)}",
+                )
+            is_row = isinstance(ways, (tuple, list))
+            if not (is_row and all(isinstance(way, QuantizationSpec) for way in ways)):
+                raise UnsupportedError(
+                    f"expected a tuple of QuantizationSpec for {operator}, got {ways!r}",
+                    hint=f'specs={{"{operator}": (int8_static(),)}}',
+                )
+        for field_name in ("fused", "moves", "floats"):
+            object.__setattr__(self, field_name, _names(field_name, getattr(self, field_name)))
+        for operator, limit in self.limits.items():
+            known = {*self.specs, *self.fused, *self.moves, *self.floats}
+            if operator not in known or not callable(limit):
+                raise UnsupportedError(
+                    f"expected limits= to be functions for operators that {self.name} takes, got "
+                    f"{operator!r}: {limit!r}",
+                    hint=f"it takes: {', '.join(sorted(known))}",
                 )
 
     def config(self) -> QuantizationConfig:
@@ -99,11 +115,19 @@ class BackendDescription:
 
     def compile(self, region: fx.GraphModule, types: tuple[Any, ...]) -> Callable[..., Any]:
         """Return what runs a region, for `Partition`."""
-        return region if self.make is None else self.make(region, types)
+        made = region if self.make is None else self.make(region, types)
+        if not callable(made):
+            raise UnsupportedError(f"expected make= to return what runs the region, got {made!r}")
+        return made
 
     def _limit(self, call: Call) -> str | None:
         limit = self.limits.get(call.name)
-        return None if limit is None else limit(call)
+        reason = None if limit is None else limit(call)
+        if reason is None or isinstance(reason, str):
+            return reason
+        raise UnsupportedError(
+            f"expected the limit of {call.name} to return a reason or None, got {reason!r}"
+        )
 
     def _is_within_limits(self, node: GraphNode) -> bool:
         call = resolve(node.fx_node)
@@ -175,6 +199,26 @@ class BackendDescription:
     def _is_between(self, node: fx.Node) -> bool:
         forms = [_form_of(one) for one in node.all_input_nodes]
         return all(form is not None for form in forms) and all(map(_is_quantise, node.users))
+
+
+def _names(field_name: str, given: Collection[Any]) -> frozenset[str]:
+    """Return names of operators, once it is sure that there are such operators."""
+    spellings = [given] if isinstance(given, str) else list(given)
+    names = [operator_name(one) for one in spellings]
+    unknown = [one for one, name in zip(spellings, names, strict=True) if _is_unknown(one, name)]
+    if isinstance(given, str) or unknown:
+        raise UnsupportedError(
+            f"expected {field_name}= to be a set of operators, got {(unknown or spellings)[0]!r}",
+            hint='names are those of reports: frozenset(("aten.relu", "aten.gelu"))',
+        )
+    return frozenset(names)
+
+
+def _is_unknown(spelling: Any, name: str) -> bool:
+    if not isinstance(spelling, str):
+        return False
+    is_aten = name.startswith("aten.")
+    return "." not in name or (is_aten and operator_name(name.removeprefix("aten.")) != name)
 
 
 def _is_stored(form: StoredForm | None, spec: TensorSpec | None) -> bool:

@@ -138,6 +138,8 @@ def flatten(gm: fx.GraphModule, args: Sequence[torch.Tensor]) -> FlatProgram:
     Raises:
         Refusal: When it does what can't be had in functional form, with the reason.
     """
+    if calls := gm.graph.find_nodes(op="call_module"):
+        raise Refusal(f"%{calls[0].name} calls a module, whose inside is not part of the graph")
     flat, attributes = _lift(gm)
     tensors = [find_attribute(gm, name) for name in attributes]
     if not all(isinstance(value, torch.Tensor) for value in (*args, *tensors)):

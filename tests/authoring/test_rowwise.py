@@ -79,7 +79,7 @@ def sparse_gradient(grad, row):
 def threshold(row):
     """Where sparsemax is zero: found by bisection, then computed from the elements above it."""
     low, high = max(row) - 1.0, max(row)
-    for _ in range(16):
+    for _ in range(10):
         middle = 0.5 * (low + high)
         is_low = sum(max(x - middle, 0.0) for x in row) > 1.0
         low, high = (middle if is_low else low), (high if is_low else middle)

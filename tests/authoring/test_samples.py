@@ -37,7 +37,7 @@ def weighted(row, weight, factor: float, eps=1e-3):
 ENTRIES = [stretched.opinfo(), entropy.opinfo(low=0.2, high=3.0), flipped.opinfo(),
            weighted.opinfo()]  # fmt: skip
 SOME = [
-    pytest.param(entry, dtype, marks=() if place % 4 == 0 else pytest.mark.sweep)
+    pytest.param(entry, dtype, marks=() if place % 6 == 0 else pytest.mark.sweep)
     for place, (entry, dtype) in enumerate(
         (entry, dtype) for entry in ENTRIES for dtype in sorted(entry.dtypes, key=str)
     )

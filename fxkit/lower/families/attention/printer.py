@@ -28,6 +28,9 @@ SCORE_BYTES = 128 * 1024
 # FX_FEW_KEYS and FX_DEPTH in the text.
 FEW_KEYS, SHORT_DEPTH = 64, 96
 
+# So many where vectors are shorter than those of AVX-512, and registers fewer.
+FEW_KEYS_IN_SHORT_VECTORS = 32
+
 
 class AttentionPrinter(WholePrinter):
     """Writes a kernel that computes attention."""
@@ -63,18 +66,23 @@ class AttentionPrinter(WholePrinter):
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile_index()
         self._declare()
-        if self._is_short:
-            self._attend_at_once()
-        else:
-            self._attend_in_steps()
+        self._attend()
         self._close()
         self._close()
         return self._taken()
 
-    @property
-    def _is_short(self) -> bool:
+    def _attend(self) -> None:
         one = self._detail
-        return one.keys <= FEW_KEYS and one.depth <= SHORT_DEPTH and one.queries > FEW_ROWS
+        if one.keys > FEW_KEYS or one.depth > SHORT_DEPTH or one.queries <= FEW_ROWS:
+            self._attend_in_steps()
+        elif one.keys <= FEW_KEYS_IN_SHORT_VECTORS:
+            self._attend_at_once()
+        else:
+            self._add("#if FX_WIDE > 1")
+            self._attend_at_once()
+            self._add("#else")
+            self._attend_in_steps()
+            self._add("#endif")
 
     def _attend_at_once(self) -> None:
         """Attend to few keys, all of which are in one panel."""

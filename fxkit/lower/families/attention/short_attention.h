@@ -185,13 +185,13 @@ static void fx_short_weights(
     factors[r] = fx_sum(sum);
 #else
     for (long j = 0; j < count; ++j) row[j] *= s.scale;
-    const float* const added = shown + (seen.row ? r * FX_FEW_KEYS : 0);
-    if (seen.mask)
-      for (long j = 0; j < count; ++j)
-        if (sizeof(Kind) == 4)
-          row[j] += added[j];
-        else
-          row[j] = added[j] == 0 ? -__builtin_inff() : row[j];
+    if (seen.mask) {
+      const Kind* const mask = seen.mask + r * seen.row;
+      for (long j = 0; j < count; ++j) {
+        const Kind one = mask[j * seen.step];
+        row[j] = sizeof(Kind) == 4 ? row[j] + one : one ? row[j] : -__builtin_inff();
+      }
+    }
     for (long j = count; j < s.keys; ++j) row[j] = -__builtin_inff();
     factors[r] = fx_weights(row, s.keys);
 #endif
@@ -243,8 +243,8 @@ static void fx_short_attention(
   alignas(64) float scores[FX_SHORT_ROWS * FX_FEW_KEYS];
   alignas(64) float factors[FX_QUERIES];
   alignas(64) float shown[FX_QUERIES * FX_FEW_KEYS];
-  const long whole = FX_WIDE > 1 && seen.step == 1 ? s.keys / FX_LANES * FX_LANES : 0;
-  if (seen.mask) fx_shown(s, seen, whole, shown);
+  const long whole = seen.step == 1 ? s.keys / FX_LANES * FX_LANES : 0;
+  if (FX_WIDE > 1 && seen.mask) fx_shown(s, seen, whole, shown);
   fx_turned_keys(s, panel);
   for (long r = 0; r < s.rows; ++r) {
     const float* const from = s.query + r * s.query_row;

@@ -42,7 +42,7 @@ class AuthoredCall(KernelCall):
         self.work = sum(t.numel for t in (*inputs, *outputs))
         self.is_parallel = True  # the function itself knows when threads pay
         self.address = InProcess(native.path).address(form.function)
-        self.numbers = form.numbers
+        self.parameters = form.numbers
 
     @property
     def may_fail(self) -> bool:

@@ -114,9 +114,6 @@ def begin(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    if encoding := os.environ.get("PYTHONIOENCODING"):
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(encoding=encoding)  # pyright: ignore
     first, *rest = request["arguments"]
     is_isolated = False
     while first[:2] in ("-W", "-I", "-X"):

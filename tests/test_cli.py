@@ -183,11 +183,9 @@ def test_the_module_runs() -> None:
     assert "demo" in done.stdout
 
 
-def test_a_terminal_without_the_lines_of_a_tree_shows_something_else(
-    exported: Path, python: list[str]
-) -> None:
+def test_a_terminal_without_the_lines_of_a_tree_shows_something_else(exported: Path) -> None:
     done = subprocess.run(
-        [*python, "-m", "fxkit", "tree", str(exported)],
+        [sys.executable, "-m", "fxkit", "tree", str(exported)],
         capture_output=True,
         cwd=Path(__file__).parents[1],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},

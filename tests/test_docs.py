@@ -8,13 +8,14 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import fxkit
 from fxkit import config
 from fxkit.passes.properties import PROPERTIES
+from fxkit.quantization import specs
 from tests.code_blocks import python_blocks, run_page
 from tests.generated_text import HoldPage
 from tests.generated_text import hold_page as held
@@ -49,6 +50,8 @@ def test_the_code_of_a_page_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    with_vnni = SimpleNamespace(adds_pairs_in_16_bits=lambda: False)  # weights are not pair-safe
+    monkeypatch.setattr(specs, "cpu_info", with_vnni)
     assert run_page(page) == []
 
 

@@ -38,8 +38,11 @@ def read(path: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def with_kernels(python: list[str]) -> Iterator[list[str]]:
-    """What stands in place of `python`, where what runs kernels is imported already."""
-    with forked_programs.serving("ipykernel.kernelapp", python=python) as command:
+    """What stands in place of `python`, where what runs kernels is imported already, as on the
+    processor whose output the notebooks show."""
+    with forked_programs.serving(
+        "ipykernel.kernelapp", "tests.documented_processor", python=python
+    ) as command:
         yield command
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from fxkit.quantization.specs import TensorSpec
+
 LARGEST_SUM = 128
 """What two integers of one sign may sum up to."""
 SCALED_SUM = 127.5
@@ -32,6 +34,20 @@ def largest_pairs(weight: Tensor, axis: int) -> Tensor:
     rows = weight.detach().double().movedim(axis, 0).flatten(1)
     sums = [_largest(one.clamp(min=0), weight.ndim == 2) for one in (rows, -rows)]
     return sums[0].maximum(sums[1])
+
+
+def range_of_pairs(weight: Tensor, axis: int, spec: TensorSpec) -> Tensor:
+    """Return the largest element that a channel must be able to store to be pair-safe.
+
+    Args:
+        weight: As for `largest_pairs`.
+        axis: The axis of channels.
+        spec: How it is stored.
+
+    Returns:
+        float64[channels].
+    """
+    return largest_pairs(weight, axis) * (spec.high / SCALED_SUM)
 
 
 def _largest(rows: Tensor, are_neighbours: bool) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fxkit.quantization.affine import QuantizationParameters, parameters_of, quantized_tensor
-from fxkit.quantization.pair_safe import SCALED_SUM, largest_pairs
+from fxkit.quantization.pair_safe import range_of_pairs
 from fxkit.quantization.specs import TensorSpec
 
 
@@ -41,7 +41,7 @@ class StoredWeight:
         others = shared_axes(parts.ndim, axis, spec)
         low, high = parts.amin(others).double(), parts.amax(others).double()
         if spec.is_pair_safe:
-            pairs = largest_pairs(weight, axis) * (spec.high / SCALED_SUM)
+            pairs = range_of_pairs(weight, axis, spec)
             high = high.maximum(pairs if spec.granularity == "per_channel" else pairs.amax())
         return cls.within(weight, axis, spec, parameters_of(low, high, spec))
 

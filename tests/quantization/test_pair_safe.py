@@ -13,7 +13,8 @@ from fxkit import quantization as q
 from fxkit.errors import UnsupportedError
 from fxkit.quantization.affine import signal_to_noise
 from fxkit.quantization.pair_safe import LARGEST_SUM, is_pair_safe, largest_pairs, made_pair_safe
-from fxkit.quantization.stored_weight import StoredWeight
+from fxkit.quantization.qat.fake_quantizer import FakeQuantizer, FakeQuantizerOptions
+from fxkit.quantization.stored_weight import StoredWeight, shared_axes
 
 SPEC = q.int8_static(pair_safe=True).weights
 PLAIN = q.int8_static(pair_safe=False).weights
@@ -95,6 +96,18 @@ def test_specs_that_have_no_such_scale_are_refused() -> None:
     for options in ({"low": -128}, {"scheme": "affine"}, {"dtype": torch.uint8, "low": 0}):
         with pytest.raises(UnsupportedError, match="is_pair_safe"):
             q.TensorSpec(**{"low": -127, "is_pair_safe": True, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("granularity", ["per_channel", "per_tensor"])
+@pytest.mark.parametrize(("shape", "axis"), [((6, 9), 0), ((9, 6), 1), ((4, 3, 3, 3), 0)])
+def test_fake_quantisers_round_weights_as_they_are_stored(
+    shape: tuple[int, ...], axis: int, granularity: str
+) -> None:
+    spec = q.int8_static(weights=granularity, pair_safe=True).weights
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    axes = tuple(shared_axes(weight.ndim, axis, spec))
+    found = FakeQuantizer(spec, axes, FakeQuantizerOptions(), axis=axis)(weight)
+    torch.testing.assert_close(found, StoredWeight.of(weight, axis, spec).restored())
 
 
 @pytest.mark.parametrize("saturates", [True, False])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fxkit.ir.compositions import declare_composition
 from fxkit.quantization.affine import LEAST_SCALE, parameters_of
+from fxkit.quantization.pair_safe import range_of_pairs
 from fxkit.quantization.specs import TensorSpec
 
 _BOUNDS = "int quant_min, int quant_max, bool is_symmetric"
@@ -98,6 +99,7 @@ def within_itself(
     is_symmetric: bool,
     shared: list[int],
     group_size: int | None,
+    paired: int | None = None,
 ) -> Tensor:
     """Fake-quantise with scales of the values' own range.
 
@@ -108,11 +110,16 @@ def within_itself(
         is_symmetric: Whether zero stands in the middle.
         shared: Axes along which values share a scale, of values in their groups.
         group_size: Elements of a group along the second axis, or None.
+        paired: The axis of channels where scales are pair-safe, else None.
     """
     parts = values.unflatten(1, (-1, group_size)) if group_size else values
     seen = parts.detach()
     low, high = seen.amin(shared, keepdim=True), seen.amax(shared, keepdim=True)
     spec = _spec(quant_min, quant_max, is_symmetric)
+    if paired is not None:
+        low, high = low.double(), high.double()
+        pairs = range_of_pairs(seen, paired, spec)
+        high = high.maximum(pairs.view(high.shape) if high.numel() > 1 else pairs.amax())
     found = parameters_of(low, high, spec)
     rounded = _rounded(spec, parts, found.scale, found.zero_point)
     return rounded.flatten(1, 2) if group_size else rounded
@@ -154,18 +161,20 @@ def positive(scale: Tensor) -> Tensor:
 
 
 def _rounded(spec: TensorSpec, values: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    """Round to whole steps; straight-through gradients where values are in range."""
+    """Round to whole steps; straight-through gradients where what values round to is in range."""
     steps = values.float() * (1.0 / scale)
+    low, high = spec.low - zero_point, spec.high - zero_point
     if spec.scheme == "symmetric":
         middle = (spec.low + spec.high + 1) // 2
-        steps = _within(steps, spec.low - middle, spec.high - middle)
-    else:
-        steps = _within(steps, spec.low - zero_point, spec.high - zero_point)
-    whole = steps + (steps.round() - steps).detach()
+        low, high = spec.low - middle, spec.high - middle
+    # Half a step further: else the largest weight would be in range or not as its last bit is.
+    steps = _within(steps, low - 0.5, high + 0.5)
+    nearest = _within(steps.round(), low, high)
+    whole = steps + (nearest - steps).detach()
     return (whole * scale).type_as(values)
 
 
-def _within(steps: Tensor, low: Tensor | int, high: Tensor | int) -> Tensor:
+def _within(steps: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
     """Clamp to a range, whose ends have a gradient of 1.
 
     That of `torch.clamp` is 1, 0 or one half there, as the release of torch has it.
@@ -185,8 +194,8 @@ _DEFINITIONS: dict[str, Callable[..., Tensor]] = {
     "-> Tensor": within_range,
     "fake_quantize_moving_range(Tensor values, Tensor(a!) low, Tensor(b!) high, "
     f"Tensor(c!) momentum, {_BOUNDS}, float? settled) -> Tensor": moving_range,
-    f"fake_quantize_within_itself(Tensor values, {_BOUNDS}, int[] shared, int? group_size) "
-    "-> Tensor": within_itself,
+    f"fake_quantize_within_itself(Tensor values, {_BOUNDS}, int[] shared, int? group_size, "
+    "int? paired=None) -> Tensor": within_itself,
     f"fake_quantize_learned_steps(Tensor values, Tensor scale, Tensor zero_point, {_BOUNDS}, "
     "int count, int? group_size) -> Tensor": learned_steps,
 }

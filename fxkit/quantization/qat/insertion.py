@@ -73,7 +73,7 @@ class InsertFakeQuantizers(Pass):
         %y = aten.linear(%x, %w)
         →
         %q = fxkit.fake_quantize_moving_range(%x, %low, %high, %momentum, 0, 255, False, None)
-        %r = fxkit.fake_quantize_within_itself(%w, -127, 127, True, [1], None)
+        %r = fxkit.fake_quantize_within_itself(%w, -127, 127, True, [1], None, None)
         %y = aten.linear(%q, %r)
 
     Attributes:
@@ -177,7 +177,7 @@ class _Inserter:
             first = None
             if options.learns_steps:
                 first = StoredWeight.of(weight, operand.axis, spec).over_parts()
-            return FakeQuantizer(spec, axes, options, first)
+            return FakeQuantizer(spec, axes, options, first, axis=operand.axis)
 
         return self._known(f"{OF_WEIGHT}{path}".replace(".", "/"), make)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from fxkit.lower.codegen.cpp import text as cpp_text
+from fxkit.lower.codegen.cpp.folded_casts import is_truncation
 from fxkit.lower.codegen.cpp.known_values import KnownValues
 from fxkit.lower.codegen.cpp.lane_loops import OWN_NAMES
 from fxkit.lower.codegen.cpp.non_temporal_stores import copied_bytes
@@ -370,9 +371,12 @@ class KernelPrinter(VectorLoops, ABC):
             )
         if self._at_once and instruction.op in OWN_NAMES:
             return f"fx_{instruction.op}({operands[0]})"
-        return self._shorter_forms.text(position) or cpp_text.expression(
+        text = self._shorter_forms.text(position) or cpp_text.expression(
             instruction, operands, self._dtype(instruction.operands[:1], instruction.dtype)
         )
+        if is_truncation(self._kernel, position):
+            return f"fx_unsigned_zero({text})"
+        return text
 
     def _loaded(self, position: int) -> str:
         """Return the text of an element that is loaded where it stands."""

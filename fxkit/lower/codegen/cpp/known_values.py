@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fxkit.lower.codegen.cpp.folded_casts import far_numbers
 from fxkit.lower.codegen.cpp.nan_propagation import told_nans
-from fxkit.lower.codegen.cpp.out_of_range_casts import far_numbers
 from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.loop_ir.builder import round_number
 from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel

@@ -58,6 +58,8 @@ FX_INLINE long fx_long(double x) { return __builtin_fabs(x) < 0x1p+63 ? (long)x 
 template <class T> FX_INLINE int fx_int(T x) { return (int)x; }
 template <class T> FX_INLINE long fx_long(T x) { return (long)x; }
 #endif
+FX_INLINE float fx_unsigned_zero(float x) { return fx_float(fx_bits(x) & -(int)(x != 0)); }
+FX_INLINE double fx_unsigned_zero(double x) { return fx_double(fx_bits(x) & -(long)(x != 0)); }
 """
 
 # exp(x) = 2^n (1 + (exp(r) - 1)), |r| <= ln(2)/2, where n plus the bias of an exponent is read from

@@ -73,7 +73,8 @@ class AttentionPrinter(WholePrinter):
 
     def _attend(self) -> None:
         one = self._detail
-        if one.keys > FEW_KEYS or one.depth > SHORT_DEPTH or one.queries <= FEW_ROWS:
+        is_long = one.keys > FEW_KEYS or one.depth > SHORT_DEPTH or one.queries <= FEW_ROWS
+        if self._is_open or is_long:  # one text serves any number of keys
             self._attend_in_steps()
         elif one.keys <= FEW_KEYS_IN_SHORT_VECTORS:
             self._attend_at_once()

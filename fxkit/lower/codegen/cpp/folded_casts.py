@@ -1,4 +1,4 @@
-"""Casts to integers whose operand the compiler could fold to an out-of-range constant.
+"""Casts to integers that the compiler could fold: to an out-of-range constant, or a truncation.
 
 Such a cast is undefined in C++: folded at compile time it gives another number than the machine's
 instruction, which eager runs. Constants, and what is computed from constants alone, are affected.
@@ -7,6 +7,8 @@ instruction, which eager runs. Constants, and what is computed from constants al
 from __future__ import annotations
 
 from typing import Any
+
+import torch
 
 from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel
@@ -29,6 +31,22 @@ def far_numbers(kernel: Kernel) -> list[bool]:
         known.append(_is_known(instruction, [known[o] for o in chosen]))
         far.append(_is_far(instruction, [far[o] for o in chosen], known[-1]))
     return far
+
+
+def is_truncation(kernel: Kernel, position: int) -> bool:
+    """Tell whether a value is a float of an integer of a float.
+
+    For two conversions g++ puts a truncation, whose result has the sign of its operand where it is
+    zero; the zero that an integer becomes has none. `fx_unsigned_zero` takes it away again.
+    """
+    value = kernel.body[position]
+    if value.op != "cast" or not value.dtype.is_floating_point:
+        return False
+    integer = kernel.body[value.operands[0]]
+    is_whole = not integer.dtype.is_floating_point and integer.dtype != torch.bool
+    if integer.op != "cast" or not is_whole:
+        return False
+    return kernel.body[integer.operands[0]].dtype.is_floating_point
 
 
 def _chosen_from(instruction: Instruction, kernel: Kernel) -> tuple[int, ...]:

@@ -97,8 +97,11 @@ def test_numbers_are_rounded_where_eager_rounds_them(dtype: torch.dtype, some: S
         # What some of eager's loops round once, others round at each step.
         is_open = bool(kwargs) or function is Tensor.__rfloordiv__
         wrong = differing(found, expected, steps=1 if is_open else 0)
-        if is_open:
-            wrong &= expected.isfinite()
+        if is_open:  # and without vectors eager's round what they add to a number that is near it
+            wide = [a.double() if isinstance(a, Tensor) else a for a in args]
+            factors = {k: torch.tensor(v, dtype=dtype).item() for k, v in kwargs.items()}
+            exact = function(*wide, **factors).to(expected.dtype)
+            wrong &= expected.isfinite() & differing(found, exact, steps=1)
         assert not wrong.any(), (function, args[1:], kwargs, args[0][wrong], found[wrong])
 
 

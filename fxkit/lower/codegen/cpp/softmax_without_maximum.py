@@ -5,15 +5,21 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 
+from fxkit import cpu_info
 from fxkit.lower.codegen.cpp.float16_rows import Float16Rows
 from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.codegen.cpp.softmax_powers import NEAR, EarlyPowers
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule
 
-# So many powers have a sum in float32, and so many such sums; theirs are summed in float64.
-BLOCK = 128
-CHUNK = 8 * BLOCK
+# So many powers have a sum in float32, and 8 such sums; theirs are summed in float64. A lane adds
+# at most 16 powers of a block: 8 lanes those of the longer one; 4, of SSE or NEON, half as many.
+_BLOCK, _BLOCK_OF_FEW_LANES = 128, 32
+
+
+def _block_size() -> int:
+    """Return how many powers have a sum of their own on this processor."""
+    return _BLOCK if "avx" in cpu_info.features() else _BLOCK_OF_FEW_LANES
 
 
 class SoftmaxWithoutMaximum(Float16Rows, ABC):
@@ -100,17 +106,19 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
         other: sums of blocks, then sums of those.
         """
         length, total, depth = self._kernel.row_sizes[-1], early.total, self._depth
+        block = _block_size()
+        chunk = 8 * block
         self._parts, self._is_in_double = (), False
         begin: str | int = 0
         end: str | int = length
         if early.maximum in one.reductions:
             self._open_fold(early.maximum)
-        if is_runtime(length) or length > CHUNK:
-            begin, end = self._open_pieces("chunk", begin, end, CHUNK)
+        if is_runtime(length) or length > chunk:
+            begin, end = self._open_pieces("chunk", begin, end, chunk)
         self._add(f"fx_floats sums{total} = fx_all(0.0f);")
         inner = self._depth
-        if is_runtime(length) or length > BLOCK:
-            begin, end = self._open_pieces("block", begin, end, BLOCK)
+        if is_runtime(length) or length > block:
+            begin, end = self._open_pieces("block", begin, end, block)
         self._open_fold(total)
         self._folds_apart = True
         self._row_loops(one, begin, end)

@@ -44,7 +44,7 @@ class FakeQuantizer(nn.Module):
         axis: The axis of channels, of a weight.
 
     Attributes:
-        paired: The axis of channels where scales are pair-safe, else None.
+        pair_safe_axis: The axis of channels where scales are pair-safe, else None.
         scale: float32, a parameter, where steps are learnt.
         zero_point: int64 beside it.
         low: float64[], the least value of the range, where it moves.
@@ -69,7 +69,7 @@ class FakeQuantizer(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
-        self.paired = axis if spec.is_pair_safe else None
+        self.pair_safe_axis = axis if spec.is_pair_safe else None
         self.shared = shared
         self.options = options
         self.waits = waits
@@ -153,7 +153,7 @@ class FakeQuantizer(nn.Module):
             each = max(count // max(self.scale.numel(), 1), 1)
             return known.fake_quantize_learned_steps.default, (*bounds, each, spec.group_size)
         if not self.moves:
-            options = (*bounds, list(self.shared), spec.group_size, self.paired)
+            options = (*bounds, list(self.shared), spec.group_size, self.pair_safe_axis)
             return known.fake_quantize_within_itself.default, options
         if not self.training or not count:
             return known.fake_quantize_within_range.default, (*bounds, self.waits)

@@ -99,7 +99,7 @@ def within_itself(
     is_symmetric: bool,
     shared: list[int],
     group_size: int | None,
-    paired: int | None = None,
+    pair_safe_axis: int | None = None,
 ) -> Tensor:
     """Fake-quantise with scales of the values' own range.
 
@@ -110,15 +110,15 @@ def within_itself(
         is_symmetric: Whether zero stands in the middle.
         shared: Axes along which values share a scale, of values in their groups.
         group_size: Elements of a group along the second axis, or None.
-        paired: The axis of channels where scales are pair-safe, else None.
+        pair_safe_axis: The axis of channels where scales are pair-safe, else None.
     """
     parts = values.unflatten(1, (-1, group_size)) if group_size else values
     seen = parts.detach()
     low, high = seen.amin(shared, keepdim=True), seen.amax(shared, keepdim=True)
     spec = _spec(quant_min, quant_max, is_symmetric)
-    if paired is not None:
+    if pair_safe_axis is not None:
         low, high = low.double(), high.double()
-        pairs = range_of_pairs(seen, paired, spec)
+        pairs = range_of_pairs(seen, pair_safe_axis, spec)
         high = high.maximum(pairs.view(high.shape) if high.numel() > 1 else pairs.amax())
     found = parameters_of(low, high, spec)
     rounded = _rounded(spec, parts, found.scale, found.zero_point)
@@ -195,7 +195,7 @@ _DEFINITIONS: dict[str, Callable[..., Tensor]] = {
     "fake_quantize_moving_range(Tensor values, Tensor(a!) low, Tensor(b!) high, "
     f"Tensor(c!) momentum, {_BOUNDS}, float? settled) -> Tensor": moving_range,
     f"fake_quantize_within_itself(Tensor values, {_BOUNDS}, int[] shared, int? group_size, "
-    "int? paired=None) -> Tensor": within_itself,
+    "int? pair_safe_axis=None) -> Tensor": within_itself,
     f"fake_quantize_learned_steps(Tensor values, Tensor scale, Tensor zero_point, {_BOUNDS}, "
     "int count, int? group_size) -> Tensor": learned_steps,
 }

@@ -1,7 +1,8 @@
 """Casts to integers that the compiler could fold: to an out-of-range constant, or a truncation.
 
-Such a cast is undefined in C++: folded at compile time it gives another number than the machine's
-instruction, which eager runs. Constants, and what is computed from constants alone, are affected.
+A cast of what is out of range is undefined in C++: folded at compile time it gives another number
+than the machine's instruction, which eager runs. Constants, and what is computed from constants
+alone, are affected. A truncation keeps the sign of zero, which an integer has none of.
 """
 
 from __future__ import annotations

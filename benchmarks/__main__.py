@@ -12,6 +12,7 @@ from benchmarks import (
     capture_cost,
     compiling,
     cuda,
+    cuda_quantization,
     import_time,
     operators,
     partitioning,
@@ -31,6 +32,9 @@ SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
         options.rounds, with_peer=options.peer, family=options.family, case=options.case
     ),
     "cuda": lambda options: cuda.run(options.rounds, with_peer=options.peer),
+    "cuda_quantization": lambda options: cuda_quantization.run(
+        options.rounds, with_peer=options.peer
+    ),
     "compiling": lambda options: compiling.run(with_peer=options.peer),
     "capture": lambda options: capture_cost.run(options.rounds, with_peer=options.peer),
     "rewriting": lambda options: rewriting.run(

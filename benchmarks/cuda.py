@@ -134,22 +134,23 @@ def _small_row(case: Case, rounds: int, with_peer: bool) -> list[str]:
     times: dict[str, list[float]] = {name: [] for name in ways}
     with torch.no_grad():
         for way in ways.values():
-            _seconds_a_call(way, args)
+            seconds_a_call(way, args)
         for _ in range(rounds):
             for name, way in ways.items():
-                times[name].append(_seconds_a_call(way, args))
+                times[name].append(seconds_a_call(way, args))
     names = ("eager", "torch.compile", "recorded", "fxkit")
     return [case.name, *(f"{statistics.median(times[n]) * 1e6:.1f}" if n in times else ""
                          for n in names)]  # fmt: skip
 
 
-def _seconds_a_call(way: Callable[..., Any], args: tuple[Tensor, ...]) -> float:
+def seconds_a_call(way: Callable[..., Any], args: tuple[Tensor, ...], calls: int = _CALLS) -> float:
+    """Return the seconds of a call, of many in a row that are waited for at the end."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
-    for _ in range(_CALLS):
+    for _ in range(calls):
         way(*args)
     torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / _CALLS
+    return (time.perf_counter() - begin) / calls
 
 
 def _row(case: Case, rounds: int, with_peer: bool) -> list[str]:

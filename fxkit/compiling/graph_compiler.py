@@ -245,9 +245,10 @@ class GraphCompiler:
                     gm, args, policy=policy, kernel_cache=kernel_cache, instruments=instruments
                 )
             if is_on_gpu(gm, args):
-                from fxkit.lower.compiling.cuda_lowering import to_cuda
+                from fxkit.lower.compiling.cuda_lowering import changed_to_cuda
 
-                return to_cuda(gm, args, policy=policy, instruments=instruments)
+                leave_out = self._own_faults.leaves_out
+                return changed_to_cuda(gm, args, policy, leave_out, instruments)
             return lower(
                 Lowering(
                     gm,

@@ -240,6 +240,9 @@ def _settings(call: Call, axes: int) -> tuple[tuple[int, ...], ...] | None:
 def _reason_to_stay(layer: _Layer) -> str | None:
     """Return why a convolution of these sizes does not gain by integers, or None."""
     images, windows = _shape(layer.left), _shape(layer.right)
+    device = type_of(layer.node).device  # type: ignore[union-attr]
+    if device.type != "cpu":
+        return f"it is on {device}, where no library convolves integers"
     if isinstance(layer.right.zero, fx.Node):
         return "its weight has zero points"
     if not isinstance(layer.left.zero, int):

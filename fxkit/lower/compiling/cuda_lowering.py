@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from fxkit.errors import PassError
+from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.building import cuda_toolchain
 from fxkit.lower.building.build import Library, build
 from fxkit.lower.codegen.cuda.printer import print_unit
 from fxkit.lower.compiling.compiled_module import CompiledModule
+from fxkit.lower.compiling.convolve_integers import ConvolveIntegers
 from fxkit.lower.compiling.cuda_launching import CudaCall
+from fxkit.lower.compiling.group_scales import SpellOutGroups
 from fxkit.lower.compiling.inferred_types import typed
 from fxkit.lower.compiling.kernel_builds import BuiltKernels, build_together
-from fxkit.lower.compiling.pipeline import KernelTarget, lower_typed
+from fxkit.lower.compiling.library_integer_products import (
+    CallIntegerProducts,
+    reason_to_stay_float,
+)
+from fxkit.lower.compiling.multiply_integers import MultiplyIntegers
+from fxkit.lower.compiling.pipeline import KernelTarget, Lowering, lower, lower_typed
+from fxkit.lower.compiling.token_scales import NAMESPACE
 from fxkit.lower.compiling.whole_operators import Choosing
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.scheduling import choose_thread_mapping
+from fxkit.passes.base import Pass
 from fxkit.passes.manager.instruments import Instrument
 
 _FIRST_GPU = torch.device("cuda", 0)
@@ -50,10 +61,25 @@ class CudaPolicy(Policy):
 
     def objection(self, group: FusionGroup) -> str | None:
         """Return why eager is as fast for a region, or None when a kernel pays."""
-        if len(group.members) >= self.min_members:
+        takes_several = any(_takes_several(member.node) for member in group.members)
+        if takes_several or len(group.members) >= self.min_members:
             return None
         return "no neighbour can join it, and alone eager launches a kernel for it as well"
 
+
+def _takes_several(node: fx.Node) -> bool:
+    """Tell whether eager launches more than one kernel for a node."""
+    call = resolve(node)
+    return call is not None and call.name.startswith(NAMESPACE)
+
+
+INTEGER_PASSES = (
+    MultiplyIntegers("cuda", reason_to_stay_float),
+    CallIntegerProducts(),
+    ConvolveIntegers(),
+    SpellOutGroups(),
+)
+"""What makes products of integers of a quantised graph on a GPU."""
 
 _LEFT = Choosing.always("it is left to torch's library, on a GPU and beside it")
 
@@ -90,12 +116,47 @@ def to_cuda(
         UnsupportedError: When `gm` is no `GraphModule`, or `args` is not a tuple.
     """
     typed(gm, args, kwargs)
+    chosen = _policy_for(gm, policy)
+    return lower_typed(gm, chosen, _target_on(chosen.gpu), instruments)
+
+
+def changed_to_cuda(
+    gm: fx.GraphModule,
+    args: tuple[Any, ...],
+    policy: Policy | None = None,
+    on_failure: Callable[[Pass, PassError], bool] | None = None,
+    instruments: tuple[Instrument, ...] = (),
+) -> CompiledModule:
+    """Do as `to_cuda` with a graph that may change: a quantised one multiplies its integers.
+
+    Args:
+        gm: The graph.
+        args: Inputs of the types to compile for.
+        policy: As `to_cuda` takes it.
+        on_failure: As `PassManager` takes it, for the passes that change the graph.
+        instruments: What is told of each step.
+    """
+    typed(gm, args)
+    chosen = _policy_for(gm, policy)
+    target = _target_on(chosen.gpu)
+    return lower(
+        Lowering(
+            gm, args, policy=chosen, target=target, packs=True, on_failure=on_failure,
+            instruments=instruments,
+        )
+    )  # fmt: skip
+
+
+def _policy_for(gm: fx.GraphModule, policy: Policy | None) -> CudaPolicy:
     chosen = CudaPolicy(gpu=_gpu_of(gm))
-    if policy is not None:
-        chosen = replace(chosen, min_members=policy.min_members, rounds=policy.rounds)
-    build = functools.partial(build_kernels, gpu=chosen.gpu)
-    target = KernelTarget(_LEFT, CudaCall, build)
-    return lower_typed(gm, chosen, target, instruments)
+    if policy is None:
+        return chosen
+    return replace(chosen, min_members=policy.min_members, rounds=policy.rounds)
+
+
+def _target_on(gpu: torch.device) -> KernelTarget:
+    build = functools.partial(build_kernels, gpu=gpu)
+    return KernelTarget(_LEFT, CudaCall, build, INTEGER_PASSES, packs_convolutions=False)
 
 
 def build_kernels(kernels: Mapping[str, Kernel], gpu: torch.device | None = None) -> BuiltKernels:

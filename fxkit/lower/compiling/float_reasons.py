@@ -62,8 +62,6 @@ def _of_weight(weight: Any, call: Call | None, rank: int) -> str:
     known = type_of(integers) if isinstance(integers, fx.Node) else None
     if not isinstance(known, TensorType) or known.dtype != torch.int8:
         return f"its weight is stored as {_short(integers)}"
-    if known.device.type != "cpu":
-        return f"its weight is on {known.device}"
     if known.is_symbolic or known.stride is None or not known.numel:
         return "its weight is empty, or its sizes are not known"
     if len(known.shape) != rank:
@@ -83,8 +81,6 @@ def _of_activation(activation: Any, call: Call | None) -> str:
     known = type_of(integers) if isinstance(integers, fx.Node) else None
     if not isinstance(known, TensorType) or known.dtype not in (torch.int8, torch.uint8):
         return f"its activations are stored as {_short(integers)}"
-    if known.device.type != "cpu":
-        return f"its activations are on {known.device}"
     if known.is_symbolic or known.stride is None or not known.numel:
         return "its activations are empty, or their sizes are not known"
     if call.name.startswith(f"{NAMESPACE}dequantize_per_token"):

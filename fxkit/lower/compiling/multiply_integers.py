@@ -17,7 +17,6 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
-from fxkit.lower.compiling.convolve_integers import ConvolveIntegers
 from fxkit.lower.compiling.float_reasons import reason_in_float, takes_dequantized
 from fxkit.lower.compiling.lower_report import FLOAT_LAYERS, STAYS
 from fxkit.lower.compiling.quantized_operands import (
@@ -50,6 +49,9 @@ from fxkit.passes.dead_code_elimination import DeadCodeElimination
 from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.manager.manager import PassManager
 
+# Says why floats multiply a layer's activations by its weight as fast, or None.
+Objection = Callable[[Factor, Factor | GroupedWeight, torch.nn.Module], str | None]
+
 # Products that are multiplied as floats, as those of two activations are.
 _PRODUCTS = frozenset(
     ["aten.mm", "aten.addmm", "aten.bmm", "aten.matmul", "aten.baddbmm", "aten.bilinear"]
@@ -59,14 +61,16 @@ _PRODUCTS = frozenset(
 def multiply_integers(
     gm: fx.GraphModule,
     args: tuple[Any, ...],
+    passes: tuple[Pass, ...],
     on_failure: Callable[[Pass, PassError], bool] | None = None,
     instruments: Iterable[Instrument] = (),
 ) -> bool:
-    """Run `MultiplyIntegers` and `ConvolveIntegers` on a graph, if it dequantises anything.
+    """Run passes such as `MultiplyIntegers` on a graph, if it dequantises anything.
 
     Args:
         gm: The graph; its types are known.
         args: Its inputs.
+        passes: What makes products of integers of it.
         on_failure: As `PassManager` takes it.
         instruments: What is told of the pass.
 
@@ -77,7 +81,7 @@ def multiply_integers(
     if not any((call := resolve(n)) and dequantizes(call) for n in gm.graph.nodes):
         return False
     manager = PassManager(
-        (MultiplyIntegers(), ConvolveIntegers(), CanonicaliseCopies(), DeadCodeElimination()),
+        (*passes, CanonicaliseCopies(), DeadCodeElimination()),
         verify="structure",
         args=args,
         on_failure=on_failure,
@@ -89,65 +93,10 @@ def multiply_integers(
     return result.modified
 
 
-@dataclass(frozen=True)
-class MultiplyIntegers(Pass):
-    """Multiply integers where a linear layer takes dequantised activations and weights.
-
-    Sums are exact in 32 bits; scales, bias and what follows are applied to them in float32. Scales
-    and zero points of tokens are computed in float32, where the operators of torch take float64.
-    Where activations are floats, a few rows of them read the integers of the weight: memory is what
-    such a layer waits for. A layer that float32 multiplies as fast stays as it is.
-
-    Rewrites:
-        %x = quantized_decomposed.dequantize_per_tensor(%q, 0.1, 3, 0, 255, torch.uint8)
-        %w = quantized_decomposed.dequantize_per_channel(%r, %s, None, 0, -127, 127, torch.int8)
-        %y = aten.linear(%x, %w, %b)
-        →
-        %t = aten.t(%r)
-        %i = fxkit.integer_product(%q, %t, None, 3)
-        %y = aten.add(aten.mul(aten.to(%i, torch.float32), aten.mul(%s, 0.1)), %b)
-    """
-
-    numerics: ClassVar[str] = "close"
-
-    def apply(self, edit: EditSession, context: PassContext) -> None:
-        """Rewrite each layer that gains. Cost: linear, and trials of sizes not met before."""
-        spelled = spell_out_tokens(edit) | spell_out_tensor_scales(edit)
-        for node in list(edit.graph.nodes):
-            call = resolve(node)
-            if call is None or call.name != "aten.linear":
-                if call is not None and call.name in _PRODUCTS and takes_dequantized(node):
-                    context.notes.append(f"%{node.name} {STAYS}: it is no linear layer")
-                continue
-            right: Factor | GroupedWeight | None = weight_of(call.arguments["weight"])
-            right = right or grouped_weight_of(call.arguments["weight"])
-            left = _integers_of(call.arguments["input"], spelled)
-            if left is None:
-                left = floats_of(call.arguments["input"])
-            if left is None or right is None:
-                why = reason_in_float(call.arguments["input"], call.arguments["weight"], rank=2)
-                context.notes.append(f"%{node.name} {STAYS}: {why}")
-                continue
-            reason = _reason_to_stay(left, right, edit.gm)
-            if reason is not None:
-                context.notes.append(f"%{node.name} {STAYS}: {reason}")
-                continue
-            with edit.on_behalf_of([node], "multiply_integers"):
-                edit.replace(node, _Layer(edit, node).of(left, right, call.arguments["bias"]))
-
-
-def _integers_of(value: Any, spelled: Mapping[fx.Node, Factor]) -> Factor | None:
-    """Return what an activation was dequantised from, with a scale for all or for each row."""
-    factor = spelled.get(value)
-    if factor is not None:
-        return factor if is_read_as(factor.node, (torch.int8, torch.uint8)) else None
-    return integers_of(value)
-
-
-def _reason_to_stay(
+def _slower_than_floats(
     left: Factor, right: Factor | GroupedWeight, root: torch.nn.Module
 ) -> str | None:
-    """Return why a layer of these sizes does not gain by integers, or None."""
+    """Return why a layer of these sizes does not gain by integers on this processor, or None."""
     if isinstance(right, GroupedWeight):
         return _reason_of_groups(left, right)
     x, y = type_of(left.node), type_of(right.node)
@@ -170,6 +119,76 @@ def _reason_to_stay(
         has_tiles=matrix_unit.multiplies_bytes(),
     )  # fmt: skip
     return reason_to_stay_float(detail, pairs_fit=_pairs_fit(right.node, root))
+
+
+@dataclass(frozen=True)
+class MultiplyIntegers(Pass):
+    """Multiply integers where a linear layer takes dequantised activations and weights.
+
+    Sums are exact in 32 bits; scales, bias and what follows are applied to them in float32. Scales
+    and zero points of tokens are computed in float32, where the operators of torch take float64.
+    Where activations are floats, a few rows of them read the integers of the weight: memory is what
+    such a layer waits for. A layer that float32 multiplies as fast stays as it is.
+
+    Rewrites:
+        %x = quantized_decomposed.dequantize_per_tensor(%q, 0.1, 3, 0, 255, torch.uint8)
+        %w = quantized_decomposed.dequantize_per_channel(%r, %s, None, 0, -127, 127, torch.int8)
+        %y = aten.linear(%x, %w, %b)
+        →
+        %t = aten.t(%r)
+        %i = fxkit.integer_product(%q, %t, None, 3)
+        %y = aten.add(aten.mul(aten.to(%i, torch.float32), aten.mul(%s, 0.1)), %b)
+
+    Attributes:
+        device: The type of the device whose layers are rewritten.
+        objection: Says why floats multiply as fast there, or None.
+    """
+
+    device: str = "cpu"
+    objection: Objection = _slower_than_floats
+
+    numerics: ClassVar[str] = "close"
+
+    def apply(self, edit: EditSession, context: PassContext) -> None:
+        """Rewrite each layer that gains. Cost: linear, and trials of sizes not met before."""
+        spelled = spell_out_tokens(edit) | spell_out_tensor_scales(edit)
+        for node in list(edit.graph.nodes):
+            call = resolve(node)
+            if call is None or call.name != "aten.linear":
+                if call is not None and call.name in _PRODUCTS and takes_dequantized(node):
+                    context.notes.append(f"%{node.name} {STAYS}: it is no linear layer")
+                continue
+            right: Factor | GroupedWeight | None = weight_of(call.arguments["weight"])
+            right = right or grouped_weight_of(call.arguments["weight"])
+            left = _integers_of(call.arguments["input"], spelled)
+            if left is None:
+                left = floats_of(call.arguments["input"])
+            if left is None or right is None:
+                why = reason_in_float(call.arguments["input"], call.arguments["weight"], rank=2)
+                context.notes.append(f"%{node.name} {STAYS}: {why}")
+                continue
+            reason = self._reason_to_stay(left, right, edit.gm)
+            if reason is not None:
+                context.notes.append(f"%{node.name} {STAYS}: {reason}")
+                continue
+            with edit.on_behalf_of([node], "multiply_integers"):
+                edit.replace(node, _Layer(edit, node).of(left, right, call.arguments["bias"]))
+
+    def _reason_to_stay(
+        self, left: Factor, right: Factor | GroupedWeight, root: torch.nn.Module
+    ) -> str | None:
+        device = type_of(left.node).device  # type: ignore[union-attr]
+        if device.type != self.device:
+            return f"it is on {device}"
+        return self.objection(left, right, root)
+
+
+def _integers_of(value: Any, spelled: Mapping[fx.Node, Factor]) -> Factor | None:
+    """Return what an activation was dequantised from, with a scale for all or for each row."""
+    factor = spelled.get(value)
+    if factor is not None:
+        return factor if is_read_as(factor.node, (torch.int8, torch.uint8)) else None
+    return integers_of(value)
 
 
 def _pairs_fit(weight: fx.Node, root: torch.nn.Module) -> bool:

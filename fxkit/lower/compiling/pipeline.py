@@ -22,10 +22,12 @@ from fxkit.errors import PassError
 from fxkit.gc_pause import paused_collector
 from fxkit.ir.printer import format_graph
 from fxkit.lower.compiling.compiled_module import CompiledModule
+from fxkit.lower.compiling.convolve_integers import ConvolveIntegers
 from fxkit.lower.compiling.eager_module import eager_module, module_without_kernels
+from fxkit.lower.compiling.group_scales import SpellOutGroups
 from fxkit.lower.compiling.inferred_types import typed
 from fxkit.lower.compiling.kernel_builds import BuiltKernels, build_kernels
-from fxkit.lower.compiling.multiply_integers import multiply_integers
+from fxkit.lower.compiling.multiply_integers import MultiplyIntegers, multiply_integers
 from fxkit.lower.compiling.pack_convolutions import pack_convolutions
 from fxkit.lower.compiling.plan import Plan, make_plan
 from fxkit.lower.compiling.tuning import TunedPolicy, spread, tuned
@@ -48,11 +50,15 @@ class KernelTarget:
         choosing: How to choose between a kernel and torch's library.
         make_call: Makes the call of a kernel.
         build: Schedules, prints and builds kernels.
+        integer_passes: Make products of integers of a quantised graph.
+        packs_convolutions: Whether the library takes packed weights.
     """
 
     choosing: Choosing
     make_call: Callable[..., KernelCall] = KernelCall
     build: Callable[[Mapping[str, Kernel]], BuiltKernels] = build_kernels
+    integer_passes: tuple[Pass, ...] = (MultiplyIntegers(), ConvolveIntegers(), SpellOutGroups())
+    packs_convolutions: bool = True
 
 
 @dataclass
@@ -66,7 +72,7 @@ class Lowering:
         policy: For which regions kernels are made, and on which device they run.
         target: How kernels are chosen, called and built.
         tunes: Whether kernels are timed against eager.
-        packs: Whether weights of convolutions may be packed, which changes the graph.
+        packs: Whether passes may change the graph: pack weights, and multiply integers.
         on_failure: As `PassManager` takes it, for the passes that pack weights.
         instruments: Observers, called after each step.
         faults: Errors of single kernels, which torch computes then.
@@ -143,7 +149,7 @@ def _infer_types(state: Lowering) -> None:
 
 def _pack_convolutions(state: Lowering) -> None:
     """Pack the weights of convolutions, where the graph may change."""
-    if state.packs and state.args is not None:
+    if state.packs and state.args is not None and state.target.packs_convolutions:
         pack_convolutions(state.gm, state.args, state.on_failure, state.instruments)
 
 
@@ -151,7 +157,8 @@ def _multiply_integers(state: Lowering) -> None:
     """Multiply the integers of a quantised graph, where the graph may change."""
     if not state.packs or state.args is None:
         return
-    if multiply_integers(state.gm, state.args, state.on_failure, state.instruments):
+    passes = state.target.integer_passes
+    if multiply_integers(state.gm, state.args, passes, state.on_failure, state.instruments):
         typed(state.gm, state.args, state.kwargs)
 
 

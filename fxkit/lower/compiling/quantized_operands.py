@@ -71,11 +71,11 @@ def weight_of(value: Any, rank: int = 2) -> Factor | None:
 
 
 def is_read_as(node: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Tell whether a node is a tensor of one of some types that a kernel can read."""
+    """Tell whether a node is a tensor of one of some types that a product can read."""
     known = type_of(node) if isinstance(node, fx.Node) else None
     if not isinstance(known, TensorType) or known.dtype not in dtypes or known.is_symbolic:
         return False
-    return bool(known.device.type == "cpu" and known.stride is not None and known.numel)
+    return bool(known.stride is not None and known.numel)
 
 
 def _operand(call: Call, dtypes: tuple[torch.dtype, ...]) -> fx.Node | None:

@@ -86,7 +86,7 @@ def grouped_weight_of(value: Any) -> GroupedWeight | None:
     given, known = call.arguments, type_of(packed)
     group, shape = given["group_size"], known.shape  # type: ignore[union-attr]
     scales, zeros = given["scales"], given["zero_points"]
-    if known.device.type != "cpu" or known.is_symbolic or group % 2:  # type: ignore[union-attr]
+    if known.is_symbolic or group % 2:  # type: ignore[union-attr]
         return None
     wanted = (shape[0], 2 * shape[1] // group)
     for one in (scales, *([] if zeros is None else [zeros])):

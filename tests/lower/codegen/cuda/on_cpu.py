@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,17 @@ from fxkit.lower.building.build import Library
 from fxkit.lower.codegen.cuda.printer import print_unit
 from fxkit.lower.compiling import cuda_lowering
 from fxkit.lower.compiling.cuda_launching import CudaCall
-from fxkit.lower.compiling.cuda_lowering import CudaPolicy
-from fxkit.lower.compiling.inferred_types import typed
+from fxkit.lower.compiling.cuda_lowering import INTEGER_PASSES, CudaPolicy
 from fxkit.lower.compiling.kernel_builds import BuiltKernels
-from fxkit.lower.compiling.pipeline import KernelTarget, lower_typed
+from fxkit.lower.compiling.pipeline import KernelTarget, Lowering, lower
 from fxkit.lower.compiling.whole_operators import Choosing
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.runtime.kernel_call import KernelCall
 from fxkit.lower.runtime.launcher import Launcher
 from tests.lower.codegen.cuda.shim import build_on_cpu, run_on_cpu
 from tests.lower.kernels import difference
+
+_MULTIPLY, *_THEN = INTEGER_PASSES
 
 
 class ShimCall(KernelCall):
@@ -80,7 +82,7 @@ def _same(device: int) -> int:
     return device
 
 
-class Lowering:
+class ShimLowering:
     """Makes modules whose kernels are CUDA text under a shim.
 
     Args:
@@ -93,10 +95,25 @@ class Lowering:
         self._call = call
 
     def __call__(self, gm: fx.GraphModule, args: tuple[Any, ...]) -> CompiledModule:
-        typed(gm, args)
+        return self._lowered(gm, args, may_change=False)
+
+    def changed(self, gm: fx.GraphModule, args: tuple[Any, ...]) -> CompiledModule:
+        """Compile a graph that may change: a quantised one multiplies its integers."""
+        return self._lowered(gm, args, may_change=True)
+
+    def _lowered(
+        self, gm: fx.GraphModule, args: tuple[Any, ...], *, may_change: bool
+    ) -> CompiledModule:
+        on_cpu = replace(_MULTIPLY, device="cpu")
+        target = KernelTarget(
+            Choosing.always("left to torch's library"),
+            self._call,
+            self._build,
+            (on_cpu, *_THEN),
+            packs_convolutions=False,
+        )
         policy = CudaPolicy(min_members=1, gpu=torch.device("cpu"))
-        target = KernelTarget(Choosing.always("left to torch's library"), self._call, self._build)
-        module = lower_typed(gm, policy, target)
+        module = lower(Lowering(gm, args, policy=policy, target=target, packs=may_change))
         if self._call is ShimCall:
             module.native_program = None
         return module
@@ -114,6 +131,6 @@ class Lowering:
 def compile_as_cuda_text(folder: Path) -> None:
     """Let `fxkit.compile` make CUDA text, and run it under a shim, in all of this process."""
     folder.mkdir(exist_ok=True)
-    lower = Lowering(folder)
+    lowering = ShimLowering(folder)
     vars(fxkit.compiling.graph_compiler)["is_on_gpu"] = lambda gm, args: True
-    vars(cuda_lowering)["to_cuda"] = lambda gm, args, **_: lower(gm, args)
+    vars(cuda_lowering)["changed_to_cuda"] = lambda gm, args, *_: lowering.changed(gm, args)

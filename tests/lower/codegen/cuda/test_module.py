@@ -30,7 +30,7 @@ from fxkit.lower.compiling.kernel_explanation import explain_kernel
 from fxkit.lower.loop_ir.interpreter import interpret
 from fxkit.lower.runtime.devices import is_on_gpu
 from tests.lower.codegen.cuda.cases import CASES, Case, case, randn
-from tests.lower.codegen.cuda.on_cpu import LaunchedCall, Lowering
+from tests.lower.codegen.cuda.on_cpu import LaunchedCall, ShimLowering
 from tests.lower.codegen.cuda.shim import build_on_cpu
 from tests.lower.kernels import difference
 
@@ -219,7 +219,7 @@ def two_kernels(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def test_the_binding_launches_a_whole_graph(tmp_path: Path) -> None:
     x, y = randn(2, 40_000), randn(40_000, 3)
-    module = Lowering(tmp_path, LaunchedCall)(fxkit.symbolic_trace(two_kernels), (x, y))
+    module = ShimLowering(tmp_path, LaunchedCall)(fxkit.symbolic_trace(two_kernels), (x, y))
     assert module.native_program is not None
     assert any(call.scratch_bytes for call in module._plan.calls.values())
     with torch.no_grad():
@@ -240,7 +240,7 @@ def test_where_the_binding_can_not_launch_python_stands_in(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     out_of_bounds = torch.tensor([0, 50])
     table = randn(5, 8)
-    lowered = Lowering(tmp_path, LaunchedCall)
+    lowered = ShimLowering(tmp_path, LaunchedCall)
     gm = fxkit.symbolic_trace(lambda i, t: t[i] * 2)
     module = lowered(gm, (out_of_bounds % 5, table))
     with torch.no_grad():

@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.lower.codegen.cuda.on_cpu import Lowering
+from tests.lower.codegen.cuda.on_cpu import ShimLowering
 from tests.lower.codegen.cuda.on_gpu import OnGpu, lower_on_gpu
 from tests.lower.kernels import compile_all, difference, fused_names
 from tests.lower.operators import row_cases
@@ -57,7 +57,7 @@ class Place:
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
     if request.param == "gpu":
         return Place(lower_on_gpu, OnGpu)
-    return Place(Lowering(tmp_path_factory.mktemp("cuda")), lambda program: program)
+    return Place(ShimLowering(tmp_path_factory.mktemp("cuda")), lambda program: program)
 
 
 def hold_points_to_eager(place: Place, dtype: torch.dtype, part: slice, size: int) -> None:

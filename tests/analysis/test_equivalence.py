@@ -112,3 +112,12 @@ def test_programs_without_a_derivative_are_compared_by_their_results(without: An
         assert_equivalent(without, lambda x: without(x) + 1, (x,))
     with pytest.raises(NumericsError, match="gradient"):
         assert_equivalent(torch.exp, without, (x,))
+
+
+def test_strides_of_empty_tensors_mean_nothing() -> None:
+    x = torch.empty_strided((0, 4), (8, 2))
+    assert_equivalent(lambda x: x * 1, lambda x: torch.empty((0, 4)), (x,))
+    with pytest.raises(NumericsError, match="stride"):
+        assert_equivalent(
+            lambda x: x * 1, lambda x: (x * 1).t().contiguous().t(), (x.new_ones(2, 4),)
+        )

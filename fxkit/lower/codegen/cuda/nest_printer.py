@@ -80,6 +80,7 @@ class CudaNestPrinter(Lines):
         self._nest, self._kernel, self._name = nest, nest.kernel, name
         self._index = index_type(nest.kernel)
         self._arrays: dict[str, Allocate] = {}
+        self._defined: frozenset[int] = frozenset()  # values, where the text has come to
         self._partials = {partial.name: partial for partial in nest.partials}
         kinds = (LoopKind.THREAD, LoopKind.LANES, LoopKind.UNROLLED)
         self._extents = {loop.var: loop.extent for loop in loops_of(nest.body, *kinds)}
@@ -135,10 +136,10 @@ class CudaNestPrinter(Lines):
     # Statements.
 
     def _block(self, body: Block) -> None:
-        arrays = dict(self._arrays)
+        arrays, defined = dict(self._arrays), self._defined
         for statement in body:
             self._statement(statement)
-        self._arrays = arrays
+        self._arrays, self._defined = arrays, defined
 
     def _statement(self, statement: Statement) -> None:
         match statement:
@@ -224,6 +225,7 @@ class CudaNestPrinter(Lines):
             self._add(f"{self._element(f'v{value}')} = {text};")
         else:
             self._add(f"const {self._type(value)} v{value} = {text};")
+            self._defined |= {value}
 
     def _taken_from(self, value: int, source: str) -> str:
         """Return a value that a local array holds."""
@@ -242,7 +244,9 @@ class CudaNestPrinter(Lines):
         buffer = self._kernel.buffers[store.access.buffer]
         value, instruction = store.value, self._body(store.value)
         if instruction.op == "round" and instruction.detail == buffer.dtype:
-            value = instruction.operands[0]
+            # What a store rounds itself; that may be known where the rounded value was made only.
+            (whole,) = instruction.operands
+            value = whole if whole in self._defined or f"v{whole}" in self._arrays else value
         text = cpp_text.store_expression(self._ref(value), buffer.dtype)
         if array is not None:
             self._add(f"{self._element(array)} = {text};")

@@ -144,20 +144,19 @@ _DEFINITIONS = {
 }
 
 # Division by what many numbers are divided by: a product with the inverse, put right by what is
-# left over. The inverse is taken of a divisor whose size is neither tiny nor huge, which `scale`
-# has made it. A quotient that is infinite, or none, is right as it is.
+# left over. Tiny and huge divisors, whose inverse may be none, divide as usual. A quotient that is
+# infinite, or none, is right as it is, and so is one of zero, whose sign would be lost.
 _QUOTIENT = """\
-struct FxDivisor { float by, inverse, scale; };
+struct FxDivisor { float by, inverse; bool is_extreme; };
 FX_INLINE FxDivisor fx_divisor(float b) {
   const float size = __builtin_fabsf(b);
-  const float scale = size < 0x1p-60f ? 0x1p+100f : size > 0x1p+60f ? 0x1p-100f : 1.0f;
-  const float by = b * scale;
-  return FxDivisor{size == __builtin_inff() ? 0.0f : by, 1.0f / by, scale};
+  return FxDivisor{b, 1.0f / b, !(size > 0x1p-60f && size < 0x1p+60f)};
 }
 FX_INLINE float fx_quotient(float a, FxDivisor d) {
+  if (d.is_extreme) return a / d.by;
   const float first = a * d.inverse;
   const float better = fx_fma(fx_fma(-first, d.by, a), d.inverse, first);
-  return (__builtin_fabsf(first) < __builtin_inff() ? better : first) * d.scale;
+  return a != 0.0f && __builtin_fabsf(first) < __builtin_inff() ? better : first;
 }
 """
 

@@ -204,6 +204,14 @@ CASES: dict[str, tuple[Program, Made]] = {
     "scanned_product": (lambda x: torch.cumprod(x + 0.5, -1) * 2, lambda: (randn(9, 33),)),
     "scanned_softmax": (lambda x: x.softmax(-1).cumsum(-1), lambda: (randn(6, 100),)),
     "scanned_softmax_block": (lambda x: x.softmax(-1).cumsum(-1), lambda: (randn(2, 4096),)),
+    "scanned_with_its_operand_bf16": (
+        lambda x: ((y := x - 0.5), torch.cumsum(y, -1)),
+        lambda: (randn(6, 41, dtype=torch.bfloat16),),
+    ),
+    "scanned_down_with_its_operand_f16": (
+        lambda x: ((y := x * 0.5), torch.cumsum(y, -2)),
+        lambda: (randn(7, 3, dtype=torch.float16)[:, 1:],),
+    ),
     "scanned_and_summed": (
         lambda x: (x.cumsum(-1).sum(-1), x.cumsum(-1) * 2),
         lambda: (randn(9, 75),),

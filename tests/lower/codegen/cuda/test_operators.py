@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import fxkit
 from tests.lower.codegen.cuda.on_cpu import ShimLowering
 from tests.lower.codegen.cuda.on_gpu import OnGpu, lower_on_gpu
 from tests.lower.kernels import compile_all, difference, fused_names
@@ -184,6 +185,20 @@ def test_programs_run_as_cuda_text(place: Place) -> None:
     assert report.calls == 1
     assert report.fused >= 3
     assert "__global__" in compiled.source
+
+
+def test_signs_of_quotients_that_are_zero_are_eagers(place: Place) -> None:
+    by = (6.0, -3.0, 1.25, 1e-30, -1e30, float("inf"), -float("inf"))
+    x = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1e-30, -1e-30, 5.0, -5.0] * 3)
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return *(x / number for number in by), x.view(6, 4) / y.view(6, 1)
+
+    y = torch.tensor([6.0, -3.0, 1e-30, -1e30, 0.0, -0.0])
+    module = place.lower(fxkit.capture(program, (x, y)).graph_module, (x, y))
+    for found, expected in zip(module(x, y), program(x, y), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=2e-45, equal_nan=True)
+        assert torch.equal(found.signbit()[found == found], expected.signbit()[found == found])
 
 
 @pytest.mark.sweep

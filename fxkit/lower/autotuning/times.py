@@ -109,6 +109,11 @@ def trial_function(source: str) -> Any:
     return function
 
 
+def beside(dtype: torch.dtype) -> str:
+    """Return what the key of a measurement says of the floats that integers are timed against."""
+    return "" if dtype == torch.float32 else f" beside {dtype}"
+
+
 def near(size: int) -> int:
     """Round a size up to one whose binary digits after the second are noughts."""
     unit = 1 << max(0, size.bit_length() - 2)

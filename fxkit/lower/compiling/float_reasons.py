@@ -10,28 +10,31 @@ from torch import fx
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
 from fxkit.lower.compiling.quantized_operands import dequantizes, integers_of, weight_of
-from fxkit.lower.compiling.token_scales import NAMESPACE, is_float32
+from fxkit.lower.compiling.token_scales import NAMESPACE, is_float, is_float32
 
 _NONE = "neither of its operands is quantised"
 
 
-def reason_in_float(activation: Any, weight: Any, rank: int) -> str:
+def reason_in_float(
+    activation: Any, weight: Any, rank: int, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+) -> str:
     """Return why kernels of integers don't take the operands of a layer.
 
     Args:
         activation: What it takes.
         weight: Its weight.
         rank: How many axes that has to have.
+        dtypes: What both may have been dequantised to.
     """
     made, stored = _dequantized(activation), _dequantized(weight)
     if made is None and stored is None:
         return _NONE
-    if weight_of(weight, rank) is None:
-        return _of_weight(weight, stored, rank)
+    if weight_of(weight, rank, dtypes) is None:
+        return _of_weight(weight, stored, rank, dtypes)
     if made is None and not is_float32(activation):
         return f"its activations are {_short(activation)}"
-    if integers_of(activation) is None:
-        return _of_activation(activation, made)
+    if integers_of(activation, dtypes) is None:
+        return _of_activation(activation, made, dtypes)
     return "its sizes or settings are not numbers that are known"
 
 
@@ -50,11 +53,11 @@ def _short(value: Any) -> str:
     return short_dtype(known.dtype) if isinstance(known, TensorType) else "of a type not known"
 
 
-def _of_weight(weight: Any, call: Call | None, rank: int) -> str:
+def _of_weight(weight: Any, call: Call | None, rank: int, dtypes: tuple[torch.dtype, ...]) -> str:
     """Return what is the matter with a weight."""
     if call is None:
         return "its weight is not quantised"
-    if not is_float32(weight):
+    if not is_float(weight, dtypes):
         return f"its weight is dequantised to {_short(weight)}"
     if call.name == f"{NAMESPACE}dequantize_per_channel_group":
         return "its weight has a scale for each of several groups of a row"
@@ -71,11 +74,11 @@ def _of_weight(weight: Any, call: Call | None, rank: int) -> str:
     return "its weight has scales along another axis, or scales or zero points of another type"
 
 
-def _of_activation(activation: Any, call: Call | None) -> str:
+def _of_activation(activation: Any, call: Call | None, dtypes: tuple[torch.dtype, ...]) -> str:
     """Return what is the matter with activations."""
     if call is None:
         return "its activations are floats"
-    if not is_float32(activation):
+    if not is_float(activation, dtypes):
         return f"its activations are dequantised to {_short(activation)}"
     integers = call.arguments["input"]
     known = type_of(integers) if isinstance(integers, fx.Node) else None

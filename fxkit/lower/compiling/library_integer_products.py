@@ -26,15 +26,13 @@ _SIZE_STEP = 8
 _TO_SIGNED = 128
 
 
-def reason_to_stay_float(
-    left: Factor, right: Factor | GroupedWeight, root: torch.nn.Module
-) -> str | None:
+def reason_to_stay_float(layer: fx.Node, left: Factor, right: Factor | GroupedWeight) -> str | None:
     """Return why torch's library does not multiply the integers of a layer, or None.
 
     Args:
+        layer: The layer.
         left: Its activations.
         right: Its weight.
-        root: The module of the graph.
     """
     if isinstance(right, GroupedWeight):
         return "its weight has a scale for each of several groups of a row"

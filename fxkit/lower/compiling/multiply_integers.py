@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,6 +12,7 @@ from torch import fx
 
 from fxkit import cpu_info
 from fxkit.errors import PassError
+from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
@@ -29,7 +29,7 @@ from fxkit.lower.compiling.quantized_operands import (
 )
 from fxkit.lower.compiling.stored_nibbles import GroupedWeight, grouped_weight_of
 from fxkit.lower.compiling.tensor_scales import spell_out_tensor_scales
-from fxkit.lower.compiling.token_scales import Factor, aten, spell_out_tokens
+from fxkit.lower.compiling.token_scales import FLOATS, Factor, aten, spell_out_tokens
 from fxkit.lower.families.group_products import autotune as groups
 from fxkit.lower.families.group_products.custom_op import operator as group_product
 from fxkit.lower.families.integer_products.autotune import (
@@ -49,8 +49,8 @@ from fxkit.passes.dead_code_elimination import DeadCodeElimination
 from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.manager.manager import PassManager
 
-# Says why floats multiply a layer's activations by its weight as fast, or None.
-Objection = Callable[[Factor, Factor | GroupedWeight, torch.nn.Module], str | None]
+# Says of a layer why floats multiply its activations by its weight as fast, or None.
+Objection = Callable[[fx.Node, Factor, Factor | GroupedWeight], str | None]
 
 # Products that are multiplied as floats, as those of two activations are.
 _PRODUCTS = frozenset(
@@ -93,12 +93,11 @@ def multiply_integers(
     return result.modified
 
 
-def _slower_than_floats(
-    left: Factor, right: Factor | GroupedWeight, root: torch.nn.Module
-) -> str | None:
+def _slower_than_floats(layer: fx.Node, left: Factor, right: Factor | GroupedWeight) -> str | None:
     """Return why a layer of these sizes does not gain by integers on this processor, or None."""
+    dtype = _dtype_of(layer)
     if isinstance(right, GroupedWeight):
-        return _reason_of_groups(left, right)
+        return _reason_of_groups(left, right, dtype)
     x, y = type_of(left.node), type_of(right.node)
     assert isinstance(x, TensorType) and isinstance(y, TensorType)
     columns, depth = y.shape
@@ -118,7 +117,7 @@ def _slower_than_floats(
         0, 1, (), rows, int(columns), int(depth), (int(depth), 1), (1, int(depth)),
         has_tiles=matrix_unit.multiplies_bytes(),
     )  # fmt: skip
-    return reason_to_stay_float(detail, pairs_fit=_pairs_fit(right.node, root))
+    return reason_to_stay_float(detail, pairs_fit=_pairs_fit(right.node), dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -158,16 +157,17 @@ class MultiplyIntegers(Pass):
                 if call is not None and call.name in _PRODUCTS and takes_dequantized(node):
                     context.notes.append(f"%{node.name} {STAYS}: it is no linear layer")
                 continue
-            right: Factor | GroupedWeight | None = weight_of(call.arguments["weight"])
-            right = right or grouped_weight_of(call.arguments["weight"])
+            weight = call.arguments["weight"]
+            right: Factor | GroupedWeight | None = weight_of(weight, dtypes=FLOATS)
+            right = right or grouped_weight_of(weight)
             left = _integers_of(call.arguments["input"], spelled)
             if left is None:
                 left = floats_of(call.arguments["input"])
             if left is None or right is None:
-                why = reason_in_float(call.arguments["input"], call.arguments["weight"], rank=2)
+                why = reason_in_float(call.arguments["input"], weight, rank=2, dtypes=FLOATS)
                 context.notes.append(f"%{node.name} {STAYS}: {why}")
                 continue
-            reason = self._reason_to_stay(left, right, edit.gm)
+            reason = self._reason_to_stay(node, left, right)
             if reason is not None:
                 context.notes.append(f"%{node.name} {STAYS}: {reason}")
                 continue
@@ -175,12 +175,12 @@ class MultiplyIntegers(Pass):
                 edit.replace(node, _Layer(edit, node).of(left, right, call.arguments["bias"]))
 
     def _reason_to_stay(
-        self, left: Factor, right: Factor | GroupedWeight, root: torch.nn.Module
+        self, layer: fx.Node, left: Factor, right: Factor | GroupedWeight
     ) -> str | None:
         device = type_of(left.node).device  # type: ignore[union-attr]
         if device.type != self.device:
             return f"it is on {device}"
-        return self.objection(left, right, root)
+        return self.objection(layer, left, right)
 
 
 def _integers_of(value: Any, spelled: Mapping[fx.Node, Factor]) -> Factor | None:
@@ -188,19 +188,19 @@ def _integers_of(value: Any, spelled: Mapping[fx.Node, Factor]) -> Factor | None
     factor = spelled.get(value)
     if factor is not None:
         return factor if is_read_as(factor.node, (torch.int8, torch.uint8)) else None
-    return integers_of(value)
+    return integers_of(value, FLOATS)
 
 
-def _pairs_fit(weight: fx.Node, root: torch.nn.Module) -> bool:
+def _pairs_fit(weight: fx.Node) -> bool:
     """Tell whether pairs of products by a weight fit into 16 bits, where that matters."""
     if not cpu_info.adds_pairs_in_16_bits():
         return True
     if weight.op != "get_attr":
         return False
-    return pairs_fit_into_16_bits(operator.attrgetter(str(weight.target))(root))
+    return pairs_fit_into_16_bits(find_attribute(weight.graph.owning_module, str(weight.target)))
 
 
-def _reason_of_groups(left: Factor, right: GroupedWeight) -> str | None:
+def _reason_of_groups(left: Factor, right: GroupedWeight, dtype: torch.dtype) -> str | None:
     """Return why a layer does not gain by 4-bit integers in groups, or None."""
     x, packed = type_of(left.node), type_of(right.packed)
     assert isinstance(x, TensorType) and isinstance(packed, TensorType)
@@ -210,7 +210,13 @@ def _reason_of_groups(left: Factor, right: GroupedWeight) -> str | None:
     sizes = (0, 1, (), _rows_of(left), columns, depth, (depth, 1), (1, depth // 2))
     tiles = matrix_unit.multiplies_bytes()
     detail = GroupProduct(*sizes, group=right.group, is_float=left.is_float, has_tiles=tiles)
-    return groups.reason_to_stay_float(detail)
+    return groups.reason_to_stay_float(detail, dtype)
+
+
+def _dtype_of(layer: fx.Node) -> torch.dtype:
+    known = type_of(layer)
+    assert isinstance(known, TensorType)
+    return known.dtype
 
 
 def _rows_of(left: Factor) -> int:
@@ -286,6 +292,8 @@ class _Layer:
     ) -> fx.Node:
         if bias is not None:
             value = self._call(aten.add.Tensor, value, bias)
+        if _dtype_of(self._node) != torch.float32:
+            value = self._call(aten.to.dtype, value, _dtype_of(self._node))
         if len(shape) == 2:
             return value
         return self._call(aten.reshape.default, value, [*shape[:-1], columns])

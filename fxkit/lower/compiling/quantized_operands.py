@@ -9,11 +9,12 @@ from torch import fx
 
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.compiling.token_scales import NAMESPACE, Factor, is_float32
+from fxkit.lower.compiling.token_scales import NAMESPACE, Factor, is_float, is_float32
 
 # Terms of so many products of 8 bits, moved by a zero point, fit into 32 bits whatever they are.
 MOST_TERMS = (2**31 - 1) // (255 * 128)
 
+_FLOAT32 = (torch.float32,)
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
@@ -22,10 +23,17 @@ def dequantizes(call: Call) -> bool:
     return call.name.startswith(f"{NAMESPACE}dequantize")
 
 
-def integers_of(value: Any) -> Factor | None:
-    """Return what an activation was dequantised from with one scale, if kernels read it."""
+def integers_of(value: Any, dtypes: tuple[torch.dtype, ...] = _FLOAT32) -> Factor | None:
+    """Return what an activation was dequantised from with one scale, if kernels read it.
+
+    Args:
+        value: The activation.
+        dtypes: What it may have been dequantised to.
+    """
     call = resolve(value) if isinstance(value, fx.Node) else None
-    if call is None or call.name != f"{NAMESPACE}dequantize_per_tensor" or not is_float32(value):
+    if call is None or call.name != f"{NAMESPACE}dequantize_per_tensor":
+        return None
+    if not is_float(value, dtypes):
         return None
     integers = _operand(call, (torch.int8, torch.uint8))
     scale, zero = call.arguments["scale"], call.arguments["zero_point"]
@@ -41,15 +49,18 @@ def floats_of(value: Any) -> Factor | None:
     return Factor(value, 1.0, 0, is_float=True) if serves else None
 
 
-def weight_of(value: Any, rank: int = 2) -> Factor | None:
+def weight_of(
+    value: Any, rank: int = 2, dtypes: tuple[torch.dtype, ...] = _FLOAT32
+) -> Factor | None:
     """Return what a weight was dequantised from, if kernels read it.
 
     Args:
         value: The weight.
         rank: How many axes it has to have; scales are those of the first.
+        dtypes: What it may have been dequantised to.
     """
     call = resolve(value) if isinstance(value, fx.Node) else None
-    if call is None or not dequantizes(call) or not is_float32(value):
+    if call is None or not dequantizes(call) or not is_float(value, dtypes):
         return None
     integers = _operand(call, (torch.int8,))
     known = None if integers is None else type_of(integers)

@@ -11,7 +11,7 @@ from torch import fx
 
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.compiling.token_scales import NAMESPACE, is_float32
+from fxkit.lower.compiling.token_scales import NAMESPACE, is_float, is_float32
 
 aten = torch.ops.aten
 
@@ -81,7 +81,7 @@ def grouped_weight_of(value: Any) -> GroupedWeight | None:
     """Return what a weight was dequantised from, if it was stored two to a byte, in groups."""
     call = _call(value, f"{NAMESPACE}dequantize_per_channel_group")
     packed = nibbles_of(call.arguments["input"]) if call is not None else None
-    if call is None or packed is None or not is_float32(value):
+    if call is None or packed is None or not is_float(value):
         return None
     given, known = call.arguments, type_of(packed)
     group, shape = given["group_size"], known.shape  # type: ignore[union-attr]

@@ -24,7 +24,7 @@ SPECS = {
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Multiply integers also where float32 is as fast."""
-    monkeypatch.setattr(multiply_integers.groups, "reason_to_stay_float", lambda _: None)
+    monkeypatch.setattr(multiply_integers.groups, "reason_to_stay_float", lambda *_: None)
 
 
 def quantized(model: nn.Module, spec: q.QuantizationSpec, x: Tensor):

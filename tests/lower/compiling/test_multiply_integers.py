@@ -67,6 +67,50 @@ def test_results_are_those_of_the_graph(spec, shape):
     assert noise(expected, found) < 2e-3  # a few elements may be a step off
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("spec", SPECS)
+@torch.no_grad()
+def test_models_of_half_precision_multiply_integers(spec, dtype):
+    torch.manual_seed(0)
+    model, x = Block().to(dtype), torch.randn(12, 40).to(dtype)
+    reference = quantized(model, SPECS[spec], x)
+    compiled = fxkit.compile(reference)
+    compiled(x)
+    found, expected = compiled(x), reference(x)
+    assert integers_multiplied(compiled) == 2
+    assert not compiled.compiled_modules[-1].report().float_layers
+    assert found.dtype == dtype and found.shape == expected.shape
+    exact = model.double()(x.double())
+    assert noise(expected, found) < 16 * torch.finfo(dtype).eps
+    assert noise(exact, found) < 1.1 * noise(exact, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "chooses", ["choose_qparams_per_token", "choose_qparams_per_token_asymmetric"]
+)
+@torch.no_grad()
+def test_scales_of_tokens_are_chosen_in_their_own_dtype(chooses, dtype):
+    ops, bounds = torch.ops.quantized_decomposed, (-128, 127, torch.int8)
+    weight = torch.randint(-127, 128, (30, 40), dtype=torch.int8)
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        scale, zero = getattr(ops, chooses)(x, torch.int8)
+        integers = ops.quantize_per_token(x, scale, zero, *bounds)
+        y = ops.dequantize_per_token(integers, scale, zero, *bounds, dtype)
+        w = ops.dequantize_per_tensor(weight, 0.02, 0, -127, 127, torch.int8, out_dtype=dtype)
+        return F.linear(y, w), integers
+
+    x = (torch.randn(50, 40) * torch.logspace(-3, 3, 50)[:, None]).to(dtype)
+    compiled = fxkit.compile(program)
+    compiled(x)
+    (found, integers), (expected, wanted) = compiled(x), program(x)
+    assert integers_multiplied(compiled) == 1
+    off = (integers.int() - wanted.int()).abs()  # by what float64 rounds otherwise
+    assert off.max() <= 1 and off.double().mean() < 1e-3
+    assert noise(expected.double(), found) < 8 * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("spec", SPECS)
 @torch.no_grad()
 def test_one_layer_differs_by_a_step_at_most(spec):

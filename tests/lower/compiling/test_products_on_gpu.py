@@ -47,7 +47,7 @@ def attention() -> nn.Module:
     return nn.TransformerEncoderLayer(64, 4, 96, batch_first=True).eval()
 
 
-def quantized(model: nn.Module, args: tuple[Tensor, ...], spec: Any) -> fx.GraphModule:
+def quantized(model: nn.Module, args: tuple[Tensor, ...], spec: Any) -> Any:
     prepared = fxkit.quantization.prepare(model, args, spec)
     prepared(*args)
     return fxkit.quantization.convert(prepared)
@@ -117,7 +117,7 @@ def test_sizes_that_the_library_refuses_stay_in_float(
     types = (torch.empty(4, depth, dtype=torch.int8), torch.empty(columns, depth, dtype=torch.int8))
     for node, value in zip((x, y), types, strict=True):
         set_type(node, type_of_value(value))
-    found = reason_to_stay_float(Factor(x, 0.1, 0), Factor(y, 0.1, 0), gm)
+    found = reason_to_stay_float(x, Factor(x, 0.1, 0), Factor(y, 0.1, 0))
     assert (found is None) if reason is None else reason in str(found)
 
 

@@ -26,10 +26,14 @@ def objection(found: ProductNode) -> str | None:
     return None
 
 
-def reason_to_stay_float(product: GroupProduct) -> str | None:
-    """Return why a layer is as fast in float32, or None where integers of 4 bits are faster.
+def reason_to_stay_float(product: GroupProduct, dtype: torch.dtype = torch.float32) -> str | None:
+    """Return why a layer is as fast with floats, or None where integers of 4 bits are faster.
 
-    In float32 a layer makes numbers of its weight at each call, which is a pass over it.
+    With floats a layer makes numbers of its weight at each call, which is a pass over it.
+
+    Args:
+        product: What is summed.
+        dtype: The floats that the layer takes.
     """
     if product.terms < MIN_TERMS:
         return None
@@ -46,14 +50,14 @@ def reason_to_stay_float(product: GroupProduct) -> str | None:
         zeros=None,
         zero=0,
     )
-    measure = functools.partial(_measured, alike)
-    key = f"groups {alike} {alike.has_tiles}"
+    measure = functools.partial(_measured, alike, dtype)
+    key = f"groups {alike} {alike.has_tiles}{times.beside(dtype)}"
     return times.slower(f"multiplies {product}", key, measure, GroupProductPrinter.texts())
 
 
-def _measured(product: GroupProduct) -> tuple[float, float]:
+def _measured(product: GroupProduct, dtype: torch.dtype) -> tuple[float, float]:
     rows, depth, columns = product.rows, product.depth, product.columns
-    numbers = torch.ones(rows, depth)
+    numbers = torch.ones(rows, depth, dtype=dtype)
     left = numbers if product.is_float else numbers.to(torch.int8)
     packed = torch.ones(columns, depth // 2, dtype=torch.int8)
     scales = torch.ones(columns, depth // product.group)
@@ -75,7 +79,7 @@ def _measured(product: GroupProduct) -> tuple[float, float]:
         function(*pointers, ctypes.addressof(sizes))
 
     def library() -> None:
-        F.linear(numbers, weight.to(torch.float32))
+        F.linear(numbers, weight.to(dtype))
 
     def before() -> None:  # a model's other weights have pushed it out of the caches
         push_out(packed)

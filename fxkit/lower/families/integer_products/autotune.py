@@ -60,13 +60,16 @@ def objection_by_kind(found: ProductNode) -> str | None:
     return objection(replace(found, product=alike))
 
 
-def reason_to_stay_float(product: IntegerProduct, *, pairs_fit: bool = True) -> str | None:
-    """Return why a layer is as fast with numbers of float32, or None where integers are faster.
+def reason_to_stay_float(
+    product: IntegerProduct, *, pairs_fit: bool = True, dtype: torch.dtype = torch.float32
+) -> str | None:
+    """Return why a layer is as fast with floats, or None where integers are faster.
 
     Args:
         product: What is summed.
         pairs_fit: Whether pairs of products fit into 16 bits when they are added, see
             `pairs_fit_into_16_bits`: others take longer without VNNI.
+        dtype: The floats that the layer takes.
     """
     if product.terms < MIN_TERMS:
         return None
@@ -74,14 +77,14 @@ def reason_to_stay_float(product: IntegerProduct, *, pairs_fit: bool = True) -> 
     left, right = operands(part)
     if not pairs_fit:
         right.fill_(127)
-    numbers, weight = left.float(), torch.ones(part.columns, part.depth)
+    numbers, weight = left.to(dtype), torch.ones(part.columns, part.depth, dtype=dtype)
 
     def library() -> None:
         F.linear(numbers, weight)
 
     measure = functools.partial(times_beside, part, left, right, library)
     kind = "" if pairs_fit else " by weights that need more than 16 bits"
-    key = f"integers or float {part} {part.has_tiles}{kind}"
+    key = f"integers or float {part} {part.has_tiles}{kind}{times.beside(dtype)}"
     return times.slower(f"multiplies {product}", key, measure, IntegerProductPrinter.texts())
 
 

@@ -31,7 +31,13 @@ SPECS: Mapping[str, q.QuantizationSpec] = {
     "int8 weights only": q.int8_weight_only(),
     "int4 weights, int8 dynamic": q.int4_dynamic(),
     "int4 weights only": q.int4_weight_only(),
+    "e4m3 weights only": q.float8_weight_only(),
+    "e5m2 weights only": q.float8_weight_only(torch.float8_e5m2),
+    "bfloat16 weights only": q.bfloat16_weight_only(),
 }
+
+
+_FLOATS = ("e4m3 weights only", "e5m2 weights only", "bfloat16 weights only")
 
 
 @dataclass(frozen=True)
@@ -177,12 +183,16 @@ _FRAMES = 100
 _CREPE = Case(f"CREPE tiny, {_FRAMES} tones", _pitches, ("int8 static",), _cents_off)
 
 CASES = (
-    Case("MLP 512-2048-2048-512, 128 rows", _mlp),
+    Case(
+        "MLP 512-2048-2048-512, 128 rows",
+        _mlp,
+        ("int8 static", "int8 dynamic", *_FLOATS),
+    ),
     Case("linear 1024 × 1024, 32 rows", _layer(32, 1024)),
     Case(
         "linear 4096 × 4096, 1 row",
         _layer(1, 4096),
-        tuple(SPECS),
+        tuple(name for name in SPECS if name not in _FLOATS),
     ),
     Case("all-MiniLM-L6-v2, 48 sentences", _sentences),
     Case(

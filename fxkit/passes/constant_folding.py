@@ -35,7 +35,7 @@ class ConstantFolding(Pass):
         max_bytes: Largest result to keep, in bytes.
         fold_parameters: Whether parameters are constants: for inference only.
         fold_dequantized: Whether quantised weights become floating point, which takes four to eight
-            times the memory.
+            times the memory; and buffers of float8 and bfloat16 the wider type they are cast to.
     """
 
     max_bytes: int = 16 * 2**20

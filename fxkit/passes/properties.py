@@ -30,6 +30,7 @@ from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.decomposition.core_operators import is_core
 from fxkit.passes.decomposition.functional_forms import write_back
+from fxkit.passes.stored_floats import is_widened
 from fxkit.torch_adapters.operators import HigherOrderOperator, OpOverload
 
 Complaint = tuple[fx.Node, str]
@@ -363,6 +364,8 @@ def quantized(gm: fx.GraphModule) -> Iterator[Complaint]:
 
 
 def is_dequantised(node: fx.Node) -> bool:
-    """Tell whether a node turns stored integers into floating point."""
+    """Tell whether a node turns stored integers, or floats of fewer bits, into floating point."""
     call = resolve(node)
-    return call is not None and call.name.rpartition(".")[2].startswith("dequantize")
+    if call is None:
+        return False
+    return call.name.rpartition(".")[2].startswith("dequantize") or is_widened(node)

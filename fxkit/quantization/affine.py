@@ -1,4 +1,4 @@
-"""Scales and zero points of a range, and the integers that they make of a tensor."""
+"""Scales and zero points of a range, and the numbers that are stored of a tensor with them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LEAST_SCALE = torch.finfo(torch.float32).eps
 
 @dataclass(frozen=True, eq=False)
 class QuantizationParameters:
-    """What stands beside the integers of a tensor.
+    """What stands beside the stored numbers of a tensor.
 
     Attributes:
         scale: float32, one number or one for each channel or group.
-        zero_point: int64 of the same shape: the integer that stands for 0.
+        zero_point: int64 of the same shape: the integer that stands for 0; 0 in floating point.
     """
 
     scale: Tensor
@@ -33,9 +33,11 @@ def parameters_of(low: Tensor, high: Tensor, spec: TensorSpec) -> QuantizationPa
     Args:
         low: float64, the least value; several where several ranges have a scale each.
         high: float64 of the same shape, the largest.
-        spec: Range of integers and scheme.
+        spec: Range of stored numbers and scheme.
     """
     low, high = low.double().clamp(max=0), high.double().clamp(min=0)
+    if spec.is_float:
+        return _of_floats(torch.maximum(-low, high), spec)
     if spec.scheme == "symmetric":
         middle = (spec.low + spec.high + 1) // 2
         scale = torch.maximum(-low, high) / ((spec.high - spec.low) / 2)
@@ -46,16 +48,31 @@ def parameters_of(low: Tensor, high: Tensor, spec: TensorSpec) -> QuantizationPa
     return QuantizationParameters(scale, zero_point.clamp(spec.low, spec.high).long())
 
 
+def _of_floats(largest: Tensor, spec: TensorSpec) -> QuantizationParameters:
+    """Return the scale with which the largest number is the largest finite one of a type."""
+    zeros = torch.zeros_like(largest).long()
+    if not spec.has_scale:
+        return QuantizationParameters(torch.ones_like(largest).float(), zeros)
+    normal = torch.finfo(torch.float32).tiny
+    scale = (largest / spec.high).clamp(min=normal).where(largest > 0, LEAST_SCALE)
+    return QuantizationParameters(scale.float(), zeros)
+
+
 def quantized_tensor(
     values: Tensor, parameters: QuantizationParameters, spec: TensorSpec
 ) -> Tensor:
-    """Return the integers of a tensor, with scales that broadcast over it.
+    """Return the integers of a tensor, with scales that broadcast over it; or floats of fewer bits.
+
+    Floats saturate: what would round beyond the largest finite number is that number.
 
     Args:
         values: Floating point, finite.
         parameters: With scales of a shape that broadcasts.
-        spec: Type and range of the integers.
+        spec: Type and range of what is stored.
     """
+    if spec.is_float:
+        parts = values.float() / parameters.scale
+        return parts.clamp_(float(spec.low), float(spec.high)).to(spec.dtype)
     steps = (values.float() * (1.0 / parameters.scale)).round_().add_(parameters.zero_point)
     return steps.clamp_(spec.low, spec.high).to(spec.dtype)
 

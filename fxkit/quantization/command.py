@@ -20,6 +20,8 @@ from fxkit.quantization.preparation import prepare
 from fxkit.quantization.quantization_report import report
 from fxkit.quantization.specs import (
     QuantizationSpec,
+    bfloat16_weight_only,
+    float8_weight_only,
     int4_dynamic,
     int4_weight_only,
     int8_dynamic,
@@ -35,6 +37,8 @@ SPECS: dict[str, Callable[..., QuantizationSpec]] = {
     "int8_weight_only": int8_weight_only,
     "int4_dynamic": int4_dynamic,
     "int4_weight_only": int4_weight_only,
+    "float8_weight_only": float8_weight_only,
+    "bfloat16_weight_only": bfloat16_weight_only,
 }
 
 

@@ -14,6 +14,7 @@ from fxkit.analysis.objects import GraphNode, graph
 from fxkit.errors import UnsupportedError
 from fxkit.ir.op import operator_of
 from fxkit.ir.text_table import table
+from fxkit.passes.properties import is_dequantised
 from fxkit.quantization.affine import decibels
 from fxkit.quantization.batches import Batch, arguments_of, call_with, checked_batches
 from fxkit.quantization.preparation import PreparedProgram, Program, graph_module_of
@@ -151,7 +152,9 @@ def _takes_quantized(node: GraphNode) -> bool:
 
 def _is_of_quantization(node: fx.Node) -> bool:
     operator = operator_of(node)
-    return operator is not None and operator.name.startswith(_NAMESPACE)
+    if operator is not None and operator.name.startswith(_NAMESPACE):
+        return True
+    return is_dequantised(node)
 
 
 @dataclass

@@ -59,6 +59,13 @@ class QuantizationConfig:
                     hint=f"these can be: {', '.join(OPERATORS)}",
                 )
 
+    @property
+    def specs(self) -> tuple[QuantizationSpec, ...]:
+        """All specs that hold somewhere."""
+        mappings = (self.by_module, self.by_operator, self.by_node)
+        found = (self.spec, *(one for kind in mappings for one in kind.values()))
+        return tuple(one for one in found if one is not None)
+
     def spec_of(self, node: GraphNode) -> tuple[QuantizationSpec | None, str]:
         """Return the spec of an operator, and where it comes from, as text."""
         if self.where is not None and not self.where(node):

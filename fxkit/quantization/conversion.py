@@ -45,6 +45,12 @@ class QuantizeOperands(Pass):
         %v = quantized_decomposed.dequantize_per_channel(%wq, %s, %z, 0, -127, 127, torch.int8)
         %y = aten.linear(%d, %v)
 
+        %y = aten.linear(%x, %w)
+        →
+        %f = aten.to(%wq, torch.float32); %v = aten.mul(%f, %s); %y = aten.linear(%x, %v)
+
+        The second form is that of weights that are stored as float8; those of bfloat16 have no %s.
+
     Attributes:
         config: What is quantised, and how.
         ranges: Scale and zero point of activations, by the names that `places` has for what makes
@@ -176,6 +182,8 @@ class _Converter:
         elif is_window:
             integers = integers.movedim(1, -1).contiguous()
         place = self.late_place.get(read, read)
+        if spec.is_float:
+            return self._float(stored, weight.dtype, name, place)
         first = self.edit.add_attribute(f"{name}_quantized", integers, before=place)
         after = _Chain(self.edit, first)
         bounds = (spec.low, spec.high, spec.dtype)
@@ -209,6 +217,21 @@ class _Converter:
         target = self.ops.dequantize_per_channel.default
         keywords = {} if weight.dtype == torch.float32 else {"out_dtype": weight.dtype}
         return after.call(target, whole, scales, zeros, operand.axis, *bounds, **keywords)
+
+    def _float(
+        self, stored: StoredWeight, dtype: torch.dtype, name: str, place: fx.Node
+    ) -> fx.Node:
+        """Return what makes a weight of a type of floats of fewer bits."""
+        to, scale = torch.ops.aten.to.dtype, stored.over_parts().scale
+        first = self.edit.add_attribute(f"{name}_quantized", stored.integers, before=place)
+        after = _Chain(self.edit, first)
+        wide = after.call(to, first, torch.float32)
+        if stored.spec.granularity == "per_channel":
+            scales = self.edit.add_attribute(f"{name}_scale", scale, before=first)
+            wide = after.call(torch.ops.aten.mul.Tensor, wide, scales)
+        elif stored.spec.has_scale:
+            wide = after.call(torch.ops.aten.mul.Tensor, wide, float(scale))
+        return wide if dtype == torch.float32 else after.call(to, wide, dtype)
 
 
 def _is_window(stored: StoredWeight) -> bool:

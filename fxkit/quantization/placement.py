@@ -11,6 +11,7 @@ from fxkit.analysis.objects import GraphNode, graph
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
+from fxkit.passes.properties import is_dequantised
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.operand_table import NOT_QUANTIZED, OPERATORS, QuantizableOperator
 from fxkit.quantization.rotations import is_rotation
@@ -107,7 +108,7 @@ def _operands(
     arguments = call.arguments if call is not None else {}
     weight = arguments.get(row.weight) if row.weight is not None else None
     stored = _stored(gm, weight)
-    if isinstance(weight, fx.Node) and _is_dequantized(weight):
+    if isinstance(weight, fx.Node) and is_dequantised(weight):
         return f"its weight %{weight.name} is quantised already"
     found: list[QuantizedOperand] = []
     if stored is not None and isinstance(weight, fx.Node):
@@ -143,6 +144,8 @@ def _refused_weight(weight: Tensor, row: QuantizableOperator, spec: TensorSpec) 
         return f"its weight is {_short(weight.dtype)}"
     if weight.dtype == torch.float64:
         return "its weight is float64, which torch's quantising operators don't take"
+    if spec.is_float and weight.dtype.itemsize <= spec.dtype.itemsize:
+        return f"its weight is {_short(weight.dtype)}, which takes no more than {spec}"
     if not weight.numel():
         return "its weight is empty"
     if is_rotation(weight):
@@ -162,7 +165,7 @@ def _refused_weight(weight: Tensor, row: QuantizableOperator, spec: TensorSpec) 
 
 def _refused_activation(operand: fx.Node, operator: str, spec: TensorSpec) -> str | None:
     known = type_of(operand)
-    if _is_dequantized(operand):
+    if is_dequantised(operand):
         return f"its operand %{operand.name} is quantised already"
     if isinstance(known, TensorType) and not known.dtype.is_floating_point:
         return f"its operand %{operand.name} is {_short(known.dtype)}"
@@ -175,12 +178,6 @@ def _refused_activation(operand: fx.Node, operator: str, spec: TensorSpec) -> st
     if spec.is_dynamic and operator == "aten.scaled_dot_product_attention":
         return "its value is summed along tokens: scales per token do not fit"
     return None
-
-
-def _is_dequantized(node: fx.Node) -> bool:
-    """Tell whether a node gives floats for integers, as fxkit's and torchao's graphs have them."""
-    call = resolve(node)
-    return call is not None and call.name.partition(".")[2].startswith("dequantize")
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""How a tensor is quantised: type, range of integers, scheme, granularity and observer."""
+"""How a tensor is quantised: type, range of numbers, scheme, granularity and observer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ GRANULARITIES = ("per_tensor", "per_channel", "per_group", "per_token")
 
 _PAIRED = ("per_tensor", "per_channel")
 _LIMITS = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-32768, 32767)}
+_FLOATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.bfloat16: "bfloat16"}
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """How one kind of tensor is quantised.
 
-    An element x is stored as clamp(round(x / scale) + zero_point, low, high).
+    An element x is stored as clamp(round(x / scale) + zero_point, low, high). Types in floating
+    point store weights only: float8 as the number nearest to clamp(x / scale, low, high), with a
+    scale for the tensor or each channel, bfloat16 as the number nearest to x.
 
     Attributes:
-        dtype: The type that integers are stored in.
-        low: The least integer that is used.
-        high: The largest one.
+        dtype: The type that numbers are stored in: integers, float8_e4m3fn, float8_e5m2, bfloat16.
+        low: The least integer that is used; in floating point the type's least finite number.
+        high: The largest one, likewise.
         scheme: `symmetric`: zero stands in the middle, `affine`: anywhere.
         granularity: What shares a scale: the tensor, a channel, `group_size` elements of a
             channel, or a token (a row along the last axis).
@@ -53,9 +56,11 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        limits = _LIMITS.get(self.dtype)
-        if limits is None:
-            _refuse("dtype", f"one of {[str(t) for t in _LIMITS]}", self.dtype)
+        if self.dtype in _FLOATS:
+            self._follow_dtype()
+        limits = _LIMITS.get(self.dtype, (self.low, self.high))
+        if self.dtype not in (*_LIMITS, *_FLOATS):
+            _refuse("dtype", f"one of {[str(t) for t in (*_LIMITS, *_FLOATS)]}", self.dtype)
         elif not limits[0] <= self.low < self.high <= limits[1]:
             _refuse("range", f"low < high within {limits}", (self.low, self.high))
         if self.scheme not in SCHEMES:
@@ -80,12 +85,40 @@ class TensorSpec:
             wanted = "false, but for symmetric int8 within ±127 with scales of tensors or channels"
             _refuse("is_pair_safe", wanted, self.is_pair_safe)
 
+    def _follow_dtype(self) -> None:
+        """Take the range of a type in floating point, and check what it leaves to choose."""
+        high = int(torch.finfo(self.dtype).max)
+        if (self.low, self.high) not in ((-128, 127), (-high, high)):
+            _refuse("range", f"none for {self.dtype}, which has its own", (self.low, self.high))
+        object.__setattr__(self, "low", -high)
+        object.__setattr__(self, "high", high)
+        if self.scheme != "symmetric":
+            _refuse("scheme", f"symmetric for {self.dtype}", self.scheme)
+        kinds = _PAIRED if self.has_scale else ("per_tensor",)
+        if self.granularity not in kinds:
+            wanted = " or ".join(kinds) if self.has_scale else "per_tensor, as it has no scale,"
+            _refuse("granularity", f"{wanted} for {self.dtype}", self.granularity)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether numbers are stored in floating point, of fewer bits."""
+        return self.dtype in _FLOATS
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether stored numbers are multiplied by a scale; those of bfloat16 are not."""
+        return self.dtype != torch.bfloat16
+
     @property
     def bits(self) -> int:
-        """Bits that the integers need."""
+        """Bits that a stored number needs."""
+        if self.is_float:
+            return 8 * self.dtype.itemsize
         return (self.high - self.low).bit_length()
 
     def __str__(self) -> str:
+        if self.is_float:
+            return " ".join((_FLOATS[self.dtype], *([self.granularity] if self.has_scale else ())))
         group = f" {self.group_size}" if self.group_size else ""
         kind = "u" if self.low == 0 else "s"
         safe = " pair-safe" if self.is_pair_safe else ""
@@ -99,10 +132,22 @@ class QuantizationSpec:
     Attributes:
         activations: How activations are, or None where they stay in floating point.
         weights: How weights are.
+
+    Raises:
+        UnsupportedError: When activations are to be stored in floating point of fewer bits.
     """
 
     activations: TensorSpec | None
     weights: TensorSpec
+
+    def __post_init__(self) -> None:
+        """Check that activations are integers, or stay."""
+        if isinstance(self.activations, TensorSpec) and self.activations.is_float:
+            raise UnsupportedError(
+                f"expected activations that are stored as integers, or None, got "
+                f"{self.activations}",
+                hint="float8 and bfloat16 are storage of weights only: QuantizationSpec(None, ...)",
+            )
 
 
 def int8_static(
@@ -182,6 +227,33 @@ def int4_dynamic(group_size: int = 128, *, scheme: str = "affine") -> Quantizati
     """
     activations = int8_dynamic(scheme=scheme).activations
     return QuantizationSpec(activations, int4_weight_only(group_size, scheme=scheme).weights)
+
+
+def float8_weight_only(
+    dtype: torch.dtype = torch.float8_e4m3fn, weights: str = "per_channel"
+) -> QuantizationSpec:
+    """Return float8 weights with scales of max|w| / the type's largest number.
+
+    Activations stay in floating point.
+
+    Args:
+        dtype: `torch.float8_e4m3fn`, with three bits of mantissa, or `torch.float8_e5m2`, with two.
+        weights: Granularity of weights: `per_channel` or `per_tensor`.
+
+    Raises:
+        UnsupportedError: When the type or the granularity is none of these.
+    """
+    kinds = (torch.float8_e4m3fn, torch.float8_e5m2)
+    if dtype not in kinds:
+        _refuse("dtype", f"one of {[str(kind) for kind in kinds]}", dtype)
+    if weights not in _PAIRED:
+        _refuse("granularity of weights", "per_channel or per_tensor", weights)
+    return QuantizationSpec(None, TensorSpec(dtype, granularity=weights))
+
+
+def bfloat16_weight_only() -> QuantizationSpec:
+    """Return bfloat16 weights, without scales; activations stay in floating point."""
+    return QuantizationSpec(None, TensorSpec(torch.bfloat16))
 
 
 def _int8_weights(granularity: str, pair_safe: bool | None = False) -> TensorSpec:

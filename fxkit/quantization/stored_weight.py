@@ -1,4 +1,4 @@
-"""Weights as integers."""
+"""Weights as integers, or as floats of fewer bits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fxkit.quantization.specs import TensorSpec
 
 @dataclass(frozen=True, eq=False)
 class StoredWeight:
-    """A weight as integers.
+    """A weight as integers, or as floats of fewer bits where its spec has a type of such.
 
     Attributes:
-        integers: Of the weight's shape.
+        integers: Of the weight's shape; floats in that case.
         parameters: One scale; or one for each channel; or [channels, groups].
         axis: The axis of channels.
         spec: How it is stored.
@@ -94,6 +94,8 @@ class StoredWeight:
         zeros = self.parameters.zero_point
         zero_bytes = zeros.numel() if self.is_packed else zeros.nbytes
         integers = self.integers.nbytes // (2 if self.is_packed else 1)
+        if not self.spec.has_scale:
+            return integers
         stored = integers + self.parameters.scale.nbytes
         return stored + (zero_bytes if self.spec.scheme == "affine" else 0)
 

@@ -30,7 +30,13 @@ def saved(tmp_path: Path, model: nn.Module) -> Path:
     return tmp_path / "model.pt2"
 
 
-@pytest.mark.parametrize("spec", ["int8_static", "int8_dynamic", "int8_weight_only"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("int8_static", "int8_dynamic", "int8_weight_only"),
+        *("float8_weight_only", "bfloat16_weight_only"),
+    ],
+)
 def test_a_file_is_quantised_into_another(
     spec: str, saved: Path, model: nn.Module, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, short_dtype, type_of
 from fxkit.lower.compiling.quantized_operands import dequantizes, integers_of, weight_of
 from fxkit.lower.compiling.token_scales import NAMESPACE, is_float, is_float32
+from fxkit.passes.stored_floats import is_widened
 
 _NONE = "neither of its operands is quantised"
 
@@ -56,7 +57,8 @@ def _short(value: Any) -> str:
 def _of_weight(weight: Any, call: Call | None, rank: int, dtypes: tuple[torch.dtype, ...]) -> str:
     """Return what is the matter with a weight."""
     if call is None:
-        return "its weight is not quantised"
+        is_stored = isinstance(weight, fx.Node) and is_widened(weight)
+        return f"its weight is {'stored in floating point' if is_stored else 'not quantised'}"
     if not is_float(weight, dtypes):
         return f"its weight is dequantised to {_short(weight)}"
     if call.name == f"{NAMESPACE}dequantize_per_channel_group":

@@ -200,8 +200,15 @@ class WantedWeight:
 
 
 def wanted_weights(prepared: PreparedProgram) -> dict[str, WantedWeight]:
-    """Return the weights that layers multiply and that are quantised, by path, in order."""
+    """Return the weights that layers multiply and whose integers are sought, by path, in order.
+
+    Those that are stored in floating point are nearest to what they were, and are left as they are.
+
+    Raises:
+        UnsupportedError: When all of them are stored in floating point.
+    """
     wanted: dict[str, WantedWeight] = {}
+    floats: dict[str, TensorSpec] = {}
     for number, gm in enumerate(as_prepared(prepared).graph_modules):
         nodes = {node.name: node for node in gm.graph.nodes}
         operands = {
@@ -211,9 +218,17 @@ def wanted_weights(prepared: PreparedProgram) -> dict[str, WantedWeight]:
             if operand.is_weight
         }
         for layer in stored_layers(gm):
-            if layer.path in operands and layer.path not in wanted:
+            if layer.path in operands and operands[layer.path].spec.is_float:
+                floats[layer.path] = operands[layer.path].spec
+            elif layer.path in operands and layer.path not in wanted:
                 weight = find_attribute(gm, layer.path).detach()
                 wanted[layer.path] = WantedWeight(number, layer, weight, operands[layer.path])
+    if floats and not wanted:
+        path, spec = next(iter(floats.items()))
+        raise UnsupportedError(
+            f"expected weights that are stored as integers, got {path} stored as {spec}",
+            hint="floats are the nearest ones already, and are stored without an algorithm",
+        )
     return wanted
 
 

@@ -44,7 +44,8 @@ class BackendDescription:
             runs where left out.
 
     Raises:
-        UnsupportedError: When an operator of `specs` can't be quantised, or a row is none.
+        UnsupportedError: When an operator of `specs` can't be quantised, or a row is none or stores
+            weights in floating point.
     """
 
     name: str
@@ -69,6 +70,12 @@ class BackendDescription:
                 raise UnsupportedError(
                     f"expected a tuple of QuantizationSpec for {operator}, got {ways!r}",
                     hint=f'specs={{"{operator}": (int8_static(),)}}',
+                )
+            floats = [way.weights for way in ways if way.weights.is_float]
+            if floats:
+                raise UnsupportedError(
+                    f"expected ways of {operator} that store weights as integers, got {floats[0]}",
+                    hint="weights of floats are casts and products, which name no way of storage",
                 )
         for field_name in ("fused", "moves", "floats"):
             object.__setattr__(self, field_name, _names(field_name, getattr(self, field_name)))

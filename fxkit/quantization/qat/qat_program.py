@@ -203,8 +203,16 @@ def prepare_qat(
 
     Raises:
         CaptureError: When the model is not one graph.
-        UnsupportedError: When `model` is no module, or `config` is none.
+        UnsupportedError: When `model` is no module, `config` is none, or it stores weights in
+            floating point.
     """
+    config = as_config(config)
+    floats = [spec.weights for spec in config.specs if spec.weights.is_float]
+    if floats:
+        raise UnsupportedError(
+            f"expected weights to train as integers, got {floats[0]}",
+            hint="train in floating point, and prepare the trained model with this spec",
+        )
     if not isinstance(model, nn.Module):
         raise UnsupportedError(
             f"expected a module to train, got {type(model).__name__}",
@@ -214,4 +222,4 @@ def prepare_qat(
     seen = list(batches) or [inputs[0] or inputs[1]]
     own = copy.deepcopy(model).train()
     options = FakeQuantizerOptions(learn_steps, momentum)
-    return QatProgram(own, inputs, as_config(config), seen, options)
+    return QatProgram(own, inputs, config, seen, options)

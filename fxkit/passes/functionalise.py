@@ -250,7 +250,7 @@ class _Rewriting:
         for tensor in written:
             with self.edit.on_behalf_of([last[tensor]], "functionalise"):
                 copy = torch.ops.aten.copy_.default
-                self.edit.call(copy, tensor.node, last[tensor], before=first)
+                infer_type(self.edit.call(copy, tensor.node, last[tensor], before=first))
 
     def _shape_inputs(self, output: fx.Node) -> dict[Tensor, list[fx.Node]]:
         """Change the shapes of inputs as the program did; return what each is then."""

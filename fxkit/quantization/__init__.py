@@ -42,6 +42,7 @@ from fxkit.quantization.calibration import calibrate, quantize
 from fxkit.quantization.comparison import ComparedOperator, QuantizationComparison, compare
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.conversion import QuantizeOperands, convert
+from fxkit.quantization.integer_state import IntegerState, hold_in_integers
 from fxkit.quantization.observers import OBSERVERS, RangeObserver, ValueRange
 from fxkit.quantization.preparation import InsertObservers, PreparedProgram, prepare
 from fxkit.quantization.qat import InsertFakeQuantizers, QatProgram, prepare_qat
@@ -69,6 +70,7 @@ __all__ = [
     "EqualizeLayers",
     "InsertFakeQuantizers",
     "InsertObservers",
+    "IntegerState",
     "NormalizeByBatches",
     "PreparedProgram",
     "QatProgram",
@@ -102,6 +104,7 @@ __all__ = [
     "fit_scales",
     "float8_weight_only",
     "gptq",
+    "hold_in_integers",
     "int4_dynamic",
     "int4_weight_only",
     "int8_dynamic",

@@ -11,7 +11,7 @@ from fxkit.analysis.objects import GraphNode
 from fxkit.errors import UnsupportedError
 from fxkit.ir.op import operator_name, resolve
 from fxkit.quantization.operand_table import OPERATORS
-from fxkit.quantization.specs import QuantizationSpec
+from fxkit.quantization.specs import QuantizationSpec, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,11 @@ class QuantizationConfig:
         where: Tells whether an operator is quantised at all; it takes an object of `fxkit.graph`.
         shares_scales: Whether activations that hold the same values, moved or joined, get one
             scale, so that integers could be moved in their place; joined ones may get coarser.
+        state: Inputs that the next call gets a result of this one for, such as the cache of a
+            decoder: by their names in the graph, the index of that result, or None for those that
+            the program writes in place. They are quantised with one scale, so that
+            `hold_in_integers` can hold them in integers between calls.
+        state_spec: How they are; int8 where nothing is said.
     """
 
     spec: QuantizationSpec | None
@@ -37,13 +42,17 @@ class QuantizationConfig:
     by_node: Mapping[str, QuantizationSpec | None] = field(default_factory=dict)
     where: Callable[[GraphNode], bool] | None = None
     shares_scales: bool = False
+    state: Mapping[str, int | None] = field(default_factory=dict)
+    state_spec: TensorSpec = field(
+        default_factory=lambda: TensorSpec(scheme="affine", observer="mse")
+    )
 
     def __post_init__(self) -> None:
         """Check what the specs are and that operators are known.
 
         Raises:
-            UnsupportedError: When a value is no spec, or a key of `by_operator` is no operator that
-                can be quantised.
+            UnsupportedError: When a value is no spec, a key of `by_operator` is no operator that
+                can be quantised, or `state_spec` is in floating point or has several scales.
         """
         mappings = (self.by_module, self.by_operator, self.by_node)
         for value in (self.spec, *(one for kind in mappings for one in kind.values())):
@@ -58,6 +67,11 @@ class QuantizationConfig:
                     f"expected an operator that can be quantised, got {operator!r}",
                     hint=f"these can be: {', '.join(OPERATORS)}",
                 )
+        if self.state_spec.granularity != "per_tensor" or self.state_spec.is_float:
+            raise UnsupportedError(
+                f"expected a state_spec in integers with one scale, got {self.state_spec}",
+                hint="TensorSpec(granularity='per_tensor')",
+            )
 
     @property
     def specs(self) -> tuple[QuantizationSpec, ...]:

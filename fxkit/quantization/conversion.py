@@ -28,6 +28,8 @@ from fxkit.quantization.placement import QuantizedOperand, placements
 from fxkit.quantization.preparation import PreparedProgram, Program, apply, as_prepared
 from fxkit.quantization.qat.qat_program import QatProgram
 from fxkit.quantization.quantization_choices import QuantizationChoices
+from fxkit.quantization.specs import TensorSpec
+from fxkit.quantization.state_values import StateValues, state_values
 from fxkit.quantization.stored_layers import stored_path
 from fxkit.quantization.stored_weight import StoredWeight
 from fxkit.torch_adapters.quantized_operators import quantized_operators
@@ -101,7 +103,10 @@ class _Converter:
         self.unseen: list[str] = []
 
     def run(self, config: QuantizationConfig) -> None:
-        for placement in placements(self.edit.gm, config):
+        decided = placements(self.edit.gm, config)
+        for state in state_values(self.edit.gm, config.state):
+            self._state(state, config.state_spec)
+        for placement in decided:
             node = self.nodes[placement.node]
             missing = [
                 operand.producer
@@ -124,6 +129,19 @@ class _Converter:
             if not read.users:
                 self.edit.erase(read)
                 self._drop(str(read.target))
+
+    def _state(self, state: StateValues, spec: TensorSpec) -> None:
+        """Round a state where it comes in, and the new values where they enter it."""
+        nodes = [state.input, *state.entering]
+        if any(node.name not in self.ranges for node in nodes):
+            self.unseen.append(state.input.name)
+            return
+        for node in nodes:
+            with self.edit.on_behalf_of([node], "quantize_operands"):
+                rounded = self._operand(QuantizedOperand(node.name, spec))
+            for user in list(node.users):
+                if state.is_rounded_for(user, node):
+                    take_instead(self.edit, user, {node: rounded})
 
     def _drop(self, path: str) -> None:
         """Take a float weight that nothing reads any more off the graph's own modules."""

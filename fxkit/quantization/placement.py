@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.operand_table import NOT_QUANTIZED, OPERATORS, QuantizableOperator
 from fxkit.quantization.rotations import is_rotation
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
+from fxkit.quantization.state_values import StateValues, state_values
 
 
 @dataclass(frozen=True)
@@ -70,27 +72,44 @@ def placements(gm: fx.GraphModule, config: QuantizationConfig) -> tuple[Quantize
 
     Args:
         gm: The graph; where types are known, operands of other types than float are seen.
-        config: Whose specs are wanted where.
+        config: Whose specs are wanted where. What holds the values of its state is quantised as
+            that is, whichever operator takes it.
+
+    Raises:
+        UnsupportedError: When the graph does not have the state of the config.
     """
     found = []
+    held = state_specs(state_values(gm, config.state), config)
     for node in graph(gm):
         if node.operator in OPERATORS:
-            found.append(_placement(gm, node, OPERATORS[node.operator], config))
+            found.append(_placement(gm, node, OPERATORS[node.operator], config, held))
         elif node.operator in NOT_QUANTIZED:
             reason = NOT_QUANTIZED[node.operator]
             found.append(QuantizedOperator(node.name, node.operator, _source(node), (), reason))
     return tuple(found)
 
 
+def state_specs(
+    states: tuple[StateValues, ...], config: QuantizationConfig
+) -> dict[str, TensorSpec]:
+    """Return how each node is quantised that holds values of a state, or enters it, by name."""
+    nodes = (node.name for one in states for node in (*one.members, *one.entering))
+    return dict.fromkeys(nodes, config.state_spec)
+
+
 def _placement(
-    gm: fx.GraphModule, node: GraphNode, row: QuantizableOperator, config: QuantizationConfig
+    gm: fx.GraphModule,
+    node: GraphNode,
+    row: QuantizableOperator,
+    config: QuantizationConfig,
+    held: Mapping[str, TensorSpec],
 ) -> QuantizedOperator:
     spec, origin = config.spec_of(node)
     found: tuple[QuantizedOperand, ...] | str = f"{origin} keeps it in floating point"
     if spec is not None and row.float_unless_named and not config.names(node):
         found = row.float_unless_named
     elif spec is not None:
-        found = _operands(gm, node.fx_node, row, spec)
+        found = _operands(gm, node.fx_node, row, spec, held)
     reason = found if isinstance(found, str) else origin
     operands = () if isinstance(found, str) else found
     return QuantizedOperator(node.name, node.operator or "", _source(node), operands, reason)
@@ -101,7 +120,11 @@ def _source(node: GraphNode) -> str | None:
 
 
 def _operands(
-    gm: fx.GraphModule, node: fx.Node, row: QuantizableOperator, spec: QuantizationSpec
+    gm: fx.GraphModule,
+    node: fx.Node,
+    row: QuantizableOperator,
+    spec: QuantizationSpec,
+    held: Mapping[str, TensorSpec],
 ) -> tuple[QuantizedOperand, ...] | str:
     """Return the operands to quantise, or why there are none."""
     call = resolve(node)
@@ -124,10 +147,11 @@ def _operands(
             continue
         if spec.activations is None:
             continue
-        refused = _refused_activation(operand, call.name if call else "", spec.activations)
+        how = held.get(operand.name, spec.activations)
+        refused = _refused_activation(operand, call.name if call else "", how)
         if refused:
             return refused
-        found.append(QuantizedOperand(operand.name, spec.activations))
+        found.append(QuantizedOperand(operand.name, how))
     return tuple(found) or "it has no operand in floating point"
 
 

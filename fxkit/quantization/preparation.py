@@ -29,6 +29,7 @@ from fxkit.quantization.placement import placements
 from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.sharing import origins
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
+from fxkit.quantization.state_values import state_groups, state_values
 from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
 
@@ -77,8 +78,12 @@ class InsertObservers(Pass):
         self.places.begin(edit.gm)
         nodes = {node.name: node for node in edit.graph.nodes}
         wanted = observed(placements(edit.gm, self.config))
-        keys = {name: self.places.key_of(nodes[name]) for name in wanted}
         groups = origins(edit.gm) if self.config.shares_scales else {}
+        states = state_values(edit.gm, self.config.state)
+        groups |= state_groups(states)
+        for state in states:
+            wanted |= dict.fromkeys(state.quantized, self.config.state_spec)
+        keys = {name: self.places.key_of(nodes[name]) for name in wanted}
         shared: dict[tuple[str, TensorSpec], RangeObserver] = {}
         for name, spec in wanted.items():
             if keys[name] in self.places.observers:
@@ -113,7 +118,9 @@ class PreparedProgram:
         self.config = config
         self.places = ObservedPlaces() if places is None else places
         self.choices = QuantizationChoices()
-        self.program = apply(remake(), InsertObservers(config, self.places))
+        program = remake()
+        state_values(graph_module_of(program), config.state)  # for an error that names no pass
+        self.program = apply(program, InsertObservers(config, self.places))
 
     def __repr__(self) -> str:
         """Say what runs, and how many observers there are."""

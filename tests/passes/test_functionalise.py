@@ -349,6 +349,23 @@ def test_an_input_has_its_new_shape_at_the_end():
     assert gm(X.clone())[1].shape == (1, 6, 4)
 
 
+@pytest.mark.parametrize("value", [1.0, X[:, :1]])
+@pytest.mark.parametrize("index", [slice(1, 2), torch.tensor([1])])
+def test_a_captured_program_needs_no_example_inputs(value, index):
+    def program(x, y):
+        x[:, index] = value if isinstance(value, float) else y
+        return x + 1
+
+    captured = fxkit.capture(program, (X.clone(), X[:, :1]))
+    PassManager([Functionalise()]).run(captured)
+    gm = captured.graph_module
+    for name in ("functional", "shapes_known"):
+        assert property_named(name).check(gm) is None
+    ours, theirs = X.clone(), X.clone()
+    torch.testing.assert_close(captured(ours, X[:, :1]), program(theirs, X[:, :1]))
+    assert torch.equal(ours, theirs)
+
+
 def shape_of_another(x):
     y = x * 1
     same = y.contiguous()

@@ -112,12 +112,13 @@ def write(edit: EditSession, tensor: fx.Node, index: Any, value: Any, before: fx
             value = _number_as_tensor(edit, value, tensor, before)
         else:
             value = _without_leading_ones(edit, value, None, before)
-        edit.call(_aten.index_put_.default, target, indexed.indices, value, before=before)
+        made = edit.call(_aten.index_put_.default, target, indexed.indices, value, before=before)
     elif is_number or (isinstance(value, fx.Node) and isinstance(type_of(value), (float, bool))):
-        edit.call(_aten.fill_.Scalar, target, value, before=before)
+        made = edit.call(_aten.fill_.Scalar, target, value, before=before)
     else:
         value = _without_leading_ones(edit, value, target, before)
-        edit.call(_aten.copy_.default, target, value, before=before)
+        made = edit.call(_aten.copy_.default, target, value, before=before)
+    infer_type(made)
 
 
 def _indexed(edit: EditSession, tensor: fx.Node, index: Any, before: fx.Node) -> _Indexed:

@@ -203,8 +203,8 @@ def prepare_qat(
 
     Raises:
         CaptureError: When the model is not one graph.
-        UnsupportedError: When `model` is no module, `config` is none, or it stores weights in
-            floating point.
+        UnsupportedError: When `model` is no module, `config` is none or has a state, or it stores
+            weights in floating point.
     """
     config = as_config(config)
     floats = [spec.weights for spec in config.specs if spec.weights.is_float]
@@ -217,6 +217,11 @@ def prepare_qat(
         raise UnsupportedError(
             f"expected a module to train, got {type(model).__name__}",
             hint="give the module itself: programs and functions have no parameters of their own",
+        )
+    if config.state:
+        raise UnsupportedError(
+            f"expected a config without state to train with, got state={dict(config.state)}",
+            hint="train without it, then prepare and convert the trained model with it",
         )
     inputs = (tuple(args), dict(kwargs or {}))
     seen = list(batches) or [inputs[0] or inputs[1]]

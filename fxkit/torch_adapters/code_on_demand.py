@@ -56,9 +56,11 @@ def code_on_demand(gm: fx.GraphModule, before: Callable[[fx.GraphModule], None])
     return True
 
 
-def bring_up_to_date(gm: fx.GraphModule) -> None:
-    """Generate a module's code if that waits for somebody to ask for it."""
+def bring_up_to_date(gm: fx.GraphModule) -> bool:
+    """Generate a module's code if that waits for somebody to ask for it; tell whether it did."""
+    is_waiting = isinstance(vars(type(gm)).get("forward"), _Asked)
     _ = gm.forward
+    return is_waiting
 
 
 def _generates_as_torch_does(gm: fx.GraphModule) -> bool:

@@ -26,13 +26,11 @@ class ModuleGuard(Guard):
 
     def check(self, call: GuardedCall) -> Mismatch | None:
         attributes = self.module.__dict__
-        if attributes["training"] is not self.training:
-            return Mismatch(
-                self.what,
-                _mode_text(self.training),
-                _mode_text(attributes["training"]),
-                self.source,
-            )
+        training = attributes.get("training")
+        if training is None:  # that of another module, as what torch.compile returns has it
+            training = self.module.training
+        if training is not self.training:
+            return Mismatch(self.what, _mode_text(self.training), _mode_text(training), self.source)
         children = attributes["_modules"]
         if len(children) != len(self.children) or any(
             new is not old for new, old in zip(children.values(), self.children, strict=True)

@@ -14,6 +14,8 @@ from fxkit.errors import CaptureError
 from fxkit.ir.modes import has_function_modes
 from fxkit.ir.types import TensorType
 from fxkit.torch_adapters import modes, transforms
+from fxkit.torch_adapters.code_on_demand import bring_up_to_date
+from fxkit.torch_adapters.compilers import run_as_written
 from fxkit.torch_adapters.custom_functions import frames_of_apply
 from fxkit.tracing.bytecode.call_hooks import with_call_hooks
 from fxkit.tracing.environment.fast_paths import fast_paths
@@ -152,6 +154,9 @@ class RecordedRun:
         self.containers = [content_of(container) for container in parts.containers]
         self.arrays = [array.tobytes() for array in parts.arrays]
         self.state = State(invocation.fn, parts, invocation.learned)
+        graphs = [m for _, m in self.state.reach.found if isinstance(m, fx.GraphModule)]
+        if any([bring_up_to_date(gm) for gm in graphs]):  # no part of what the program does
+            self.state = State(invocation.fn, parts, invocation.learned)
         self.environment = self.state.reach
         self.training = [(path, module, module.training) for path, module in self.environment.found]
         names = placeholder_names(invocation.fn, parts.tensor_paths)
@@ -172,7 +177,7 @@ class RecordedRun:
         recorder.watcher.is_muted = self.is_repeated
         with no_collection():
             try:
-                with fast_paths(_is_recording), frames_of_apply(), recorder:
+                with run_as_written(), fast_paths(_is_recording), frames_of_apply(), recorder:
                     recorder.watch()
                     return self.invocation.fn(*args, **kwargs)
             finally:

@@ -155,7 +155,8 @@ class RecordedRun:
         self.arrays = [array.tobytes() for array in parts.arrays]
         self.state = State(invocation.fn, parts, invocation.learned)
         graphs = [m for _, m in self.state.reach.found if isinstance(m, fx.GraphModule)]
-        if any([bring_up_to_date(gm) for gm in graphs]):  # no part of what the program does
+        waited = [bring_up_to_date(gm) for gm in graphs]
+        if any(waited):  # which is no part of what the program does
             self.state = State(invocation.fn, parts, invocation.learned)
         self.environment = self.state.reach
         self.training = [(path, module, module.training) for path, module in self.environment.found]

@@ -14,6 +14,7 @@ from fxkit.passes.common_subexpression_elimination import CommonSubexpressionEli
 from fxkit.passes.complex_by_parts import ComplexByParts
 from fxkit.passes.constant_folding import ConstantFolding
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
+from fxkit.passes.decompose_float8_casts import DecomposeFloat8Casts
 from fxkit.passes.decompose_for_kernels import DecomposeForKernels
 from fxkit.passes.decompose_to_aten import DecomposeToAten
 from fxkit.passes.fold_batch_norm import FoldBatchNorm
@@ -76,14 +77,22 @@ LOWERING = (
     DecomposeForKernels(),
     ComplexByParts(),
     *_as_written(_SIMPLIFY_IN_EVAL),
+    DecomposeFloat8Casts(),
     CanonicaliseCopies(),
 )
 """What `fxkit.compile` runs: `SIMPLIFY`, but of operators that were written out only attention,
 convolution and products are put together; what torch computes by other calls is decomposed first,
-sizes of complex numbers are computed from their parts, copies that nobody can tell from what they
-copy are left out, and what else copies is called a copy."""
+sizes of complex numbers are computed from their parts, float8 is cast by arithmetic on its bits,
+copies that nobody can tell from what they copy are left out, and what else copies is called a
+copy."""
 
-LOWERING_FAST = (DecomposeForKernels(), ComplexByParts(), *_SIMPLIFY_IN_EVAL, CanonicaliseCopies())
+LOWERING_FAST = (
+    DecomposeForKernels(),
+    ComplexByParts(),
+    *_SIMPLIFY_IN_EVAL,
+    DecomposeFloat8Casts(),
+    CanonicaliseCopies(),
+)
 """The same where results may be nearer to float64 than eager's."""
 
 LOWERING_TRAINING = _as_written(TRAINING)

@@ -11,7 +11,7 @@ from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import resolve
 
 CASTS = frozenset(("aten.to", "aten._to_copy", "prims.convert_element_type"))
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def is_widened(node: fx.Node) -> bool:
@@ -43,7 +43,7 @@ def _stored(node: Any) -> torch.dtype | None:
     other = call.arguments["other"]
     is_scale = isinstance(other, float) or (isinstance(other, fx.Node) and other.op == "get_attr")
     found = _stored(call.arguments["self"]) if is_scale else None
-    return found if found in _FLOAT8 else None
+    return found if found in FLOAT8 else None
 
 
 def _is_product(node: fx.Node) -> bool:
@@ -59,4 +59,4 @@ def _buffer(node: Any) -> torch.dtype | None:
     value = find_attribute(gm, str(node.target))
     if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
         return None
-    return value.dtype if value.dtype in (*_FLOAT8, torch.bfloat16) else None
+    return value.dtype if value.dtype in (*FLOAT8, torch.bfloat16) else None

@@ -191,6 +191,8 @@ def test_compiled_graphs_are_their_reference_graph(
     compiled = fxkit.compile(graph_of(quantized), dynamic=dynamic)
     for rows in (4, 4, 7, 4, 7) if dynamic else (4, 4):
         torch.testing.assert_close(compiled(*tokens(rows)), quantized(*tokens(rows)))
+    report = compiled.compiled_modules[-1].report()
+    assert report.fused == report.candidates  # of ATen's casts none is left
 
 
 @torch.no_grad()

@@ -63,7 +63,7 @@ def test_steps_are_printed_by_name() -> None:
     printer = PrintAfter(frozenset(["partition", "canonicalise"]), file)
     run(fxkit.compile(program, instruments=[printer]), X)
     text = file.getvalue()
-    assert "after canonicalise (3/9):\ngraph(%x" in text
+    assert "after canonicalise (3/10):\ngraph(%x" in text
     assert "after partition:\nregion of layer_norm, gelu" in text
 
 
@@ -92,7 +92,7 @@ def test_every_stage_is_a_file_in_the_order_of_the_pipeline(tmp_path: Path) -> N
         assert part in texts["kernel_0"]
     index = (folder / "index.txt").read_text()
     assert all(file in index for file in files)
-    assert "dead_code_elimination (8/9): no change" in index
+    assert "dead_code_elimination (8/10): no change" in index
 
 
 def test_each_graph_gets_a_folder_and_nothing_is_written_when_it_is_off(

@@ -13,6 +13,7 @@ from benchmarks import (
     compiling,
     cuda,
     cuda_quantization,
+    decoder_cache,
     import_time,
     operators,
     partitioning,
@@ -50,6 +51,7 @@ SUITES: dict[str, Callable[[argparse.Namespace], str]] = {
     "quantization": lambda options: quantization.run(
         options.rounds, with_peer=options.peer, case=options.case
     ),
+    "decoder_cache": lambda options: decoder_cache.run(options.rounds),
     "import": lambda options: import_time.run(options.rounds),
 }
 

@@ -85,7 +85,7 @@ def hold_in_integers(
 
     What moves and joins the state moves and joins integers; whatever else reads it reads what the
     integers stand for. Results are those of `quantized` for a state that was quantised and
-    dequantised, bit for bit.
+    dequantised, bit for bit; where a view of it is summed, the order of the sum may be another.
 
     Args:
         quantized: What `convert` made with a config that has this `state`, or another graph that

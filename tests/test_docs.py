@@ -14,6 +14,7 @@ import pytest
 
 import fxkit
 from fxkit import config
+from fxkit.lower.codegen.cpp import softmax_without_maximum
 from fxkit.passes.properties import PROPERTIES
 from fxkit.quantization import specs
 from tests.code_blocks import python_blocks, run_page
@@ -50,8 +51,11 @@ def test_the_code_of_a_page_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with_vnni = SimpleNamespace(adds_pairs_in_16_bits=lambda: False)  # weights are not pair-safe
+    # As on processors with AVX-512 and VNNI: weights are not pair-safe, and blocks have 128 powers.
+    with_vnni = SimpleNamespace(adds_pairs_in_16_bits=lambda: False)
     monkeypatch.setattr(specs, "cpu_info", with_vnni)
+    with_lanes = SimpleNamespace(features=lambda: frozenset({"avx"}))
+    monkeypatch.setattr(softmax_without_maximum, "cpu_info", with_lanes)
     assert run_page(page) == []
 
 

@@ -79,12 +79,16 @@ def table(request) -> dict[str, tuple[Kernel, list[torch.Tensor]]]:
 def wrong(
     table: dict[str, tuple[Kernel, list[torch.Tensor]]], found: dict[str, torch.Tensor]
 ) -> Iterator[str]:
-    """Yield the functions whose printed kernels differ from the interpreter by more than 4 eps."""
+    """Say where a printed kernel differs from the interpreter by more than 4 eps."""
     for op, (kernel, inputs) in table.items():
         expected = interpreted(kernel, inputs)
         eps = torch.finfo(expected.dtype).eps if expected.is_floating_point() else 0.0
-        if not torch.allclose(found[op], expected, rtol=4 * eps, atol=4 * eps, equal_nan=True):
-            yield op
+        near = torch.isclose(found[op], expected, rtol=4 * eps, atol=4 * eps, equal_nan=True)
+        if not near.all():
+            at = int((~near).nonzero()[0])
+            given = ", ".join(str(tensor[at].item()) for tensor in inputs)
+            got, wanted = found[op][at].item(), expected[at].item()
+            yield f"{op}({given}) is {got}, not {wanted}; {int((~near).sum())} of {SIZE} are wrong"
 
 
 def in_cpp(table: dict[str, tuple[Kernel, list[torch.Tensor]]]) -> dict[str, torch.Tensor]:

@@ -84,7 +84,7 @@ def _fixed_seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _registers_are_left_free() -> Iterator[None]:
-    """Find what leaves registers of MMX in use: numbers of x87, which shares them, are lost then."""
+    """Find what leaves registers of MMX in use, in whose place numbers of x87 would be NaN."""
     yield
     assert ctypes.c_longdouble(1.0).value == 1.0
 

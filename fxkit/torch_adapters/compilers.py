@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +21,41 @@ _inside = 0
 def has_inductor() -> bool:
     """Tell whether this torch has Inductor; it is not imported."""
     return importlib.util.find_spec("torch._inductor") is not None
+
+
+def calls_compiled(function: Any, modules: Iterable[torch.nn.Module]) -> bool:
+    """Tell whether a program is, or names, what `torch.compile` returned.
+
+    Args:
+        function: The program.
+        modules: Those that it reaches; what their `forward` names counts too.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return False
+    functions = [function]
+    for module in modules:
+        if vars(module).get("_compiled_call_impl") is not None:
+            return True
+        functions += [module, type(module).forward]
+    return any(map(_is_compiled, functions)) or any(
+        _is_compiled(value) for one in functions for value in _named_by(one)
+    )
+
+
+def _is_compiled(value: Any) -> bool:
+    return "_torchdynamo_orig_callable" in getattr(value, "__dict__", ())
+
+
+def _named_by(function: Any) -> Iterator[Any]:
+    """Yield what the code of a function names: variables of its closure, and globals."""
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, types.FunctionType):
+        return
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # nothing is in it yet
+            yield cell.cell_contents
+    for name in function.__code__.co_names:
+        yield function.__globals__.get(name)
 
 
 @contextmanager
@@ -35,6 +72,18 @@ def run_as_written() -> Iterator[None]:
         yield
     finally:
         _leave()
+
+
+@contextmanager
+def compiled_as_usual() -> Iterator[None]:
+    """Let `torch.compile` compile, inside of `run_as_written` too."""
+    with _LOCK:
+        is_changed = bool(_inside)
+    if not is_changed:
+        yield
+        return
+    with torch.compiler.set_stance("default"):
+        yield
 
 
 def _enter() -> bool:

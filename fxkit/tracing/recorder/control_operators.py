@@ -16,6 +16,7 @@ from torch import fx
 
 from fxkit.analysis.type_inference.declared_types import declare_type
 from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.compilers import compiled_as_usual
 from fxkit.torch_adapters.fake_tensors import mode_class
 from fxkit.tracing.recorder.control_sides import results_of_side
 from fxkit.tracing.recorder.tape import Tape
@@ -104,7 +105,7 @@ class _Traced:
         wrapper = types.FunctionType(_call.__code__.replace(), globals())
         compiled = torch.compile(wrapper, backend=self._backend, fullgraph=True, dynamic=False)
         try:
-            with torch.DisableTorchFunction():
+            with compiled_as_usual(), torch.DisableTorchFunction():
                 self.result = compiled(function, args, kwargs)
         except Exception as error:  # the call itself says what is wrong with it
             self.reason = f"Dynamo raises {type(error).__name__}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from fxkit.ir.modes import has_function_modes
 from fxkit.ir.types import TensorType
 from fxkit.torch_adapters import modes, transforms
 from fxkit.torch_adapters.code_on_demand import bring_up_to_date
-from fxkit.torch_adapters.compilers import run_as_written
+from fxkit.torch_adapters.compilers import calls_compiled, run_as_written
 from fxkit.torch_adapters.custom_functions import frames_of_apply
 from fxkit.tracing.bytecode.call_hooks import with_call_hooks
 from fxkit.tracing.environment.fast_paths import fast_paths
@@ -178,11 +179,18 @@ class RecordedRun:
         recorder.watcher.is_muted = self.is_repeated
         with no_collection():
             try:
-                with run_as_written(), fast_paths(_is_recording), frames_of_apply(), recorder:
+                with self._around(), fast_paths(_is_recording), frames_of_apply(), recorder:
                     recorder.watch()
                     return self.invocation.fn(*args, **kwargs)
             finally:
                 recorder.release()
+
+    def _around(self) -> AbstractContextManager[None]:
+        """Return what lets torch's compiler be, where it has a part in the program."""
+        modules = (module for _, module in self.environment.found)
+        if calls_compiled(self.invocation.fn, modules):
+            return run_as_written()
+        return nullcontext()
 
     def variant(self, result: Any) -> CacheEntry | None:
         """Return the graph of the run, or None with the reason in `recorder.failure`."""

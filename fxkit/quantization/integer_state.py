@@ -16,6 +16,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
+from fxkit.quantization.held_sizes import hold_sizes
 from fxkit.quantization.operands import take_instead
 from fxkit.quantization.preparation import graph_module_of
 from fxkit.quantization.state_values import StateValues, is_rounding, state_values
@@ -100,6 +101,8 @@ def hold_in_integers(
     Raises:
         UnsupportedError: When there is no such input or result, it is not quantised, or with
             several scales, states are joined with each other, or written in place before the end.
+            A call of the graph raises it for states of other sizes than captured ones, along axes
+            where the program gives something else than the graph: it reads their sizes.
     """
     gm = graph_module_of(quantized)
     held: dict[str, IntegerState] = {}
@@ -108,6 +111,7 @@ def hold_in_integers(
         for values in state_values(copied, state):
             held[values.name] = _how(values)
             _Holder(session, values, held[values.name]).run()
+    hold_sizes(quantized, copied, held)
     return copied, held
 
 

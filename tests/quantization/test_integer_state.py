@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import fxkit
 from fxkit import quantization as q
 from fxkit.errors import UnsupportedError
+from fxkit.ir.types import type_of
 from fxkit.passes import Functionalise
 from fxkit.quantization.affine import signal_to_noise
 
@@ -398,3 +399,33 @@ def test_two_scales_are_told() -> None:
         q.hold_in_integers(program, {"keys": 1})
     one = quantized(Read().eval(), [(token(), token())], {}, shares_scales=True)
     q.hold_in_integers(one, {"keys": 1})
+
+
+class Mean(nn.Module):
+    """Divides by how long its state is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        k = torch.cat([k, self.linear(x)], 1)
+        return k.sum(1) / k.shape[1], k
+
+
+@torch.no_grad()
+def test_states_of_other_sizes_are_refused_where_the_program_reads_them() -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(1, 1, 4), torch.randn(1, n, 4)) for n in (3, 4)]
+    config = q.QuantizationConfig(q.int8_static(), state={"k": 1})
+    reference = fxkit.quantize(Mean().eval(), config, batches)
+    held, states = q.hold_in_integers(reference, {"k": 1})
+    (k,) = (node for node in held.graph.find_nodes(op="placeholder") if node.name == "k")
+    size = int(type_of(k).shape[1])
+    x, cache = batches[0][0], states["k"].quantize(torch.randn(1, size, 4))
+    found, expected = held(x, cache), reference(x, states["k"].dequantize(cache))
+    assert torch.equal(found[0], expected[0])
+    with pytest.raises(UnsupportedError, match="constants in this graph"):
+        held(x, found[1])
+    with pytest.raises(UnsupportedError, match="constants in this graph"):
+        fxkit.compile(held)(x, found[1])

@@ -12,6 +12,7 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.op import operator_name, resolve
 from fxkit.quantization.operand_table import OPERATORS
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
+from fxkit.quantization.state_values import check_state
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class QuantizationConfig:
                     f"expected an operator that can be quantised, got {operator!r}",
                     hint=f"these can be: {', '.join(OPERATORS)}",
                 )
+        check_state(self.state)
         if self.state_spec.granularity != "per_tensor" or self.state_spec.is_float:
             raise UnsupportedError(
                 f"expected a state_spec in integers with one scale, got {self.state_spec}",

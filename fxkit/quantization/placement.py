@@ -172,6 +172,8 @@ def _refused_weight(weight: Tensor, row: QuantizableOperator, spec: TensorSpec) 
         return f"its weight is {_short(weight.dtype)}, which takes no more than {spec}"
     if not weight.numel():
         return "its weight is empty"
+    if weight.ndim < 2:
+        return "its weight is a vector: products with a vector have no row"
     if is_rotation(weight):
         return "its weight is a rotation, which spreads what is large before it is quantised"
     # One pass without a copy: what is not finite shows at an end of the range.

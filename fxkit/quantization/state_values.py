@@ -83,6 +83,7 @@ def state_values(gm: fx.GraphModule, state: Mapping[str, int | None]) -> tuple[S
     """
     if not state:
         return ()
+    check_state(state)
     inputs = {node.name: node for node in gm.graph.find_nodes(op="placeholder")}
     results = flat_results(gm.graph)
     found: list[StateValues] = []
@@ -95,10 +96,41 @@ def state_values(gm: fx.GraphModule, state: Mapping[str, int | None]) -> tuple[S
         result = None if index is None else _result(name, index, results)
         one = _values(name, index, inputs[name], result)
         _check(one)
+        _check_ranks(one.input, result)
         for other in found:
             _check_apart(other, one)
         found.append(one)
     return tuple(found)
+
+
+def check_state(state: object) -> None:
+    """Check that a state maps names to indices or None.
+
+    Raises:
+        UnsupportedError: When it does not.
+    """
+    items = state.items() if isinstance(state, Mapping) else ((None, None),)
+    for name, index in items:
+        if not isinstance(name, str) or not (index is None or type(index) is int):
+            raise UnsupportedError(
+                f"expected a state of input names, each with the index of a result or None, got "
+                f"{state!r}",
+                hint='state={"keys": 1, "values": 2}',
+            )
+
+
+def _check_ranks(start: fx.Node, result: fx.Node | None) -> None:
+    if result is None:
+        return
+    given, made = type_of(start), type_of(result)
+    if not isinstance(given, TensorType) or not isinstance(made, TensorType):
+        return
+    if len(given.shape) != len(made.shape):
+        raise UnsupportedError(
+            f"expected a result with as many axes as state {start.name!r}, {given}, got {made}",
+            node=format_node(result),
+            hint="a state is paired with the result that the next call gets for it",
+        )
 
 
 def _result(name: str, index: int, results: list[object]) -> fx.Node:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxkit
@@ -336,3 +337,21 @@ def test_descriptions_of_accelerators_take_none() -> None:
     partition = fxkit.passes.Partition(BACKENDS["xnnpack"])
     result = fxkit.PassManager([partition]).run(quantized)
     assert any("multiplies no float, float" in note for note in result.records[0].notes)
+
+
+@pytest.mark.parametrize(
+    "spec", [q.float8_weight_only(), q.int8_weight_only(), q.int8_static(), q.int4_weight_only(4)]
+)
+@torch.no_grad()
+def test_products_with_a_vector_stay_in_float(spec) -> None:
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.v = nn.Parameter(torch.randn(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.v) + (x @ self.v).softmax(-1)
+
+    model, x = Scores().eval(), torch.randn(3, 8)
+    quantized = fxkit.quantize(model, spec, [(x,)])
+    torch.testing.assert_close(quantized(x), model(x))

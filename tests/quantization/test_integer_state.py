@@ -429,3 +429,16 @@ def test_states_of_other_sizes_are_refused_where_the_program_reads_them() -> Non
         held(x, found[1])
     with pytest.raises(UnsupportedError, match="constants in this graph"):
         fxkit.compile(held)(x, found[1])
+
+
+@pytest.mark.parametrize("state", [{"k": "k"}, ["k"], {"k": 1.5}, {1: 1}, {"k": True}])
+def test_what_is_no_state_is_told_as_such(state: Any) -> None:
+    with pytest.raises(UnsupportedError, match="expected a state of input names"):
+        q.QuantizationConfig(q.int8_static(), state=state)
+
+
+def test_a_result_of_another_rank_is_no_state() -> None:
+    batch = (torch.randn(1, 1, 4), torch.randn(1, 3, 4))
+    config = q.QuantizationConfig(q.int8_static(), state={"k": 0})
+    with pytest.raises(UnsupportedError, match="as many axes as state 'k'"):
+        fxkit.quantize(Mean().eval(), config, [batch])

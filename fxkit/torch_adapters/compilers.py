@@ -43,7 +43,8 @@ def calls_compiled(function: Any, modules: Iterable[torch.nn.Module]) -> bool:
 
 
 def _is_compiled(value: Any) -> bool:
-    return "_torchdynamo_orig_callable" in getattr(value, "__dict__", ())
+    is_plain = issubclass(type(value), (types.FunctionType, torch.nn.Module))  # asks it for nothing
+    return is_plain and "_torchdynamo_orig_callable" in object.__getattribute__(value, "__dict__")
 
 
 def _named_by(function: Any) -> Iterator[Any]:

@@ -10,6 +10,11 @@ from collections.abc import Iterator
 _FROZEN_AT_START = 1000
 
 
+def has_frozen() -> bool:
+    """Tell whether the program has frozen objects (`gc.freeze`): no search of `gc` finds those."""
+    return gc.get_freeze_count() >= _FROZEN_AT_START
+
+
 @contextlib.contextmanager
 def paused_collector(*, keeps_all: bool = True) -> Iterator[None]:
     """Collect nothing while much is made at once, most of which stays in use.
@@ -28,7 +33,7 @@ def paused_collector(*, keeps_all: bool = True) -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if keeps_all and gc.get_freeze_count() < _FROZEN_AT_START:
+            if keeps_all and not has_frozen():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

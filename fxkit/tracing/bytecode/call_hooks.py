@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import threading
 from collections.abc import Iterator
 from types import CodeType, FunctionType
@@ -21,6 +20,7 @@ from typing import Any
 from fxkit.torch_adapters.bytecode import find_assembler
 from fxkit.tracing.bytecode.decoding import can_read
 from fxkit.tracing.bytecode.hooked_code import Hook, ToCall, calls_of_plain_values, hook_calls
+from fxkit.tracing.bytecode.living_functions import functions_of
 from fxkit.tracing.bytecode.value_flow import flow_of
 
 _SEES_ITS_CALLER = frozenset(
@@ -125,12 +125,8 @@ def _replacements(
     codes: frozenset[CodeType], hook: Hook, makers: frozenset[CodeType]
 ) -> dict[FunctionType, CodeType]:
     """Return the living functions that run some code, or make functions that do, and new code."""
-    wanted = codes | makers
-    found = {}
-    for item in gc.get_referrers(*wanted):
-        if isinstance(item, FunctionType) and item.__code__ in wanted:
-            found[item] = _rewritten(item.__code__, codes, hook)
-    return found
+    living = functions_of(codes | makers)
+    return {item: _rewritten(item.__code__, codes, hook) for item in living}
 
 
 @functools.lru_cache(maxsize=256)

@@ -222,9 +222,3 @@ def function_with(code: types.CodeType, candidates: Iterable[Any]) -> list[types
             if type(part) is types.FunctionType and part.__code__ is code:
                 return [part]
     return []
-
-
-def functions_of(codes: Iterable[types.CodeType]) -> list[types.FunctionType]:
-    """Return the living functions that have one of these codes; looks at all objects there are."""
-    referrers = gc.get_referrers(*codes) if codes else []
-    return [value for value in referrers if type(value) is types.FunctionType]

@@ -12,9 +12,9 @@ import torch
 
 from fxkit.ir.types import TensorType
 from fxkit.tracing.bytecode.call_hooks import can_hook, original
+from fxkit.tracing.bytecode.living_functions import functions_of
 from fxkit.tracing.environment.call_watch import Watcher
 from fxkit.tracing.environment.environment_walk import EnvironmentWalk
-from fxkit.tracing.environment.object_kinds import functions_of
 from fxkit.tracing.environment.random_generators import check_handed_on, check_strangers
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding import state_containers as h

@@ -59,6 +59,38 @@ def _named_by(function: Any) -> Iterator[Any]:
         yield function.__globals__.get(name)
 
 
+def given_to_compiler(program: Any) -> Any:
+    """Return the program that `torch.compile` was given, of what it returned; others as they are.
+
+    A compiled module that has hooks of its own is more than that module, and stays.
+    """
+    while _is_compiled(program):
+        if isinstance(program, torch.nn.Module):
+            if program._forward_hooks or program._forward_pre_hooks:
+                break
+            inner = getattr(program, "_orig_mod", None)
+            if not isinstance(inner, torch.nn.Module):
+                break
+        else:
+            inner = program._torchdynamo_orig_callable
+        program = inner
+    return program
+
+
+@contextmanager
+def followed_by_placeholders() -> Iterator[None]:
+    """Let what `torch.compile` returned run the code that it was given where torch.fx traces it.
+
+    For the calls of this thread; torch raises in place of that, unless a setting of it is changed.
+    """
+    config = getattr(sys.modules.get("torch._dynamo"), "config", None)
+    if not hasattr(config, "error_on_nested_fx_trace"):
+        yield
+        return
+    with config.patch(error_on_nested_fx_trace=False):  # pyright: ignore[reportOptionalMemberAccess]
+        yield
+
+
 @contextmanager
 def run_as_written() -> Iterator[None]:
     """Let what `torch.compile` returned run the code that it was given, in all threads.

@@ -193,7 +193,7 @@ def _unchanged(captured: Captured) -> Any:
     if captured.is_altered:
         raise UnsupportedError(
             f"expected a program whose graph was not changed, got {captured!r}, changed by "
-            f"{', '.join(map(str, captured.changes))}",
+            f"{captured.names_of_changes}",
             hint="take its .graph_module, or trace its .fn for the program without the changes",
         )
     return captured.fn

@@ -107,7 +107,7 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
         if other.changes and type(other)._changed_graph is not type(self)._changed_graph:
             raise UnsupportedError(
                 f"expected a program whose graph was not changed, got {other!r}, changed by "
-                f"{', '.join(map(str, other.changes))}",
+                f"{other.names_of_changes}",
                 hint="give its .graph_module",
             )
         self.keep_changes(other.changes)
@@ -130,7 +130,7 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
         if self.is_altered:
             raise CaptureError(
                 f"expected a call that runs the program as it was changed by "
-                f"{', '.join(map(str, self.changes))}, got one where {failure.reason}",
+                f"{self.names_of_changes}, got one where {failure.reason}",
                 source=source_text(failure.trace),
                 hint=failure.hint or "call .fn to run the program without its changes",
             )

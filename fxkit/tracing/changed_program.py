@@ -52,6 +52,12 @@ class ChangedProgram(ABC):
         return tuple(self._changes)
 
     @property
+    def names_of_changes(self) -> str:
+        """What messages call the changes: their text, without arguments where it is long."""
+        texts = map(str, self._changes)
+        return ", ".join(it if len(it) < 80 else f"{it.partition('(')[0]}(...)" for it in texts)
+
+    @property
     def is_altered(self) -> bool:
         """Whether a change may give other results on purpose: all but fxkit's own rules may."""
         return any(change.alters_results for change in self._changes)

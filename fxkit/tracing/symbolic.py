@@ -18,6 +18,7 @@ from fxkit.analysis.type_inference.declared_types import is_quantizer
 from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.ir.code_tracer import read_by_code
 from fxkit.ir.names import MODULE_NAME, distinct_names, keep_module_name
+from fxkit.torch_adapters.compilers import followed_by_placeholders
 from fxkit.tracing.callables import Program, program_of
 from fxkit.tracing.made_tensors import MadeTensors
 from fxkit.tracing.modules_kept import modules_kept
@@ -119,7 +120,7 @@ def traced(tracer: SymbolicTracer, root: Any, concrete_args: Any = None) -> fx.G
     random = random_states()
     modes = RegionModes.now()
     try:
-        with modules_kept(root):
+        with modules_kept(root), followed_by_placeholders():
             graph = tracer.trace(root, concrete_args)
     except Exception as error:
         modes.restore(error)

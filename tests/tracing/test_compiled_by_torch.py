@@ -100,6 +100,45 @@ def test_a_compiled_model_is_quantised() -> None:
         assert (quantized(x) - program(x)).abs().max() < 0.05
 
 
+def test_names_are_those_of_the_model_inside() -> None:
+    program, x = whole(Counted()), torch.randn(4, 8)
+    captured, inside = (fxkit.capture(it, (x,)) for it in (program, layers()))
+    names = [[node.name for node in it.graph_module.graph.nodes] for it in (captured, inside)]
+    assert names[0] == names[1]
+    config = fxkit.quantization.QuantizationConfig(
+        fxkit.quantization.int8_dynamic(), by_module={"2": None}
+    )
+    quantized = fxkit.quantize(program, config, [(x,)])
+    kinds = [str(node.target) for node in quantized.graph_module.graph.nodes]
+    assert sum("quantize_per_token" in kind for kind in kinds) == 2  # to integers, and back
+
+
+def test_hooks_of_the_compiled_module_run() -> None:
+    program, x = whole(Counted()), torch.randn(4, 8)
+    program.register_forward_hook(lambda module, args, result: result + 7)
+    with torch.no_grad():
+        captured = fxkit.capture(program, (x,))
+        torch.testing.assert_close(captured(x), program._orig_mod(x) + 7)
+
+
+@pytest.mark.parametrize("make", PROGRAMS)
+def test_placeholders_follow_what_was_compiled(make: Callable[[Counted], Any]) -> None:
+    backend = Counted()
+    program, x = make(backend), torch.randn(4, 8)
+    traced = fxkit.symbolic_trace(program)
+    with torch.no_grad():
+        found = traced(x)
+        assert not backend.count
+        torch.testing.assert_close(found, program(x))
+
+
+def test_a_refusal_names_the_passes_of_a_quantised_program() -> None:
+    quantized = fxkit.quantize(layers(), fxkit.quantization.int8_dynamic(), [(torch.randn(4, 8),)])
+    with pytest.raises(fxkit.errors.CaptureError, match="quantize_operands") as caught:
+        torch.vmap(quantized)(torch.randn(3, 4, 8))
+    assert len(caught.value.message) < 400 and caught.value.hint
+
+
 def test_the_compiler_is_back_when_all_threads_have_left() -> None:
     backend, x = Counted(), torch.randn(4)
     compiled = torch.compile(lambda x: x + 1, backend=backend)

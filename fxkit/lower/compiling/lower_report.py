@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # What the notes on a quantised graph say of such layers, and where a graph's `meta` has them.
-STAYS = "stays in float32"
+STAYS = "stays in floating point"
 FLOAT_LAYERS = "fxkit_float_layers"
 
 

@@ -370,7 +370,7 @@ def test_each_layer_in_float_has_a_reason():
     compiled(x)
     compiled(x)
     report = compiled.compiled_modules[-1].report()
-    assert [note.partition(" stays in float32: ")[2] for note in report.float_layers] == [
+    assert [note.partition(" stays in floating point: ")[2] for note in report.float_layers] == [
         "its weight has a scale for each of several groups of a row",
         "neither of its operands is quantised",
         "its activations are floats, 6 rows of them",

@@ -23,7 +23,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters import pytree
 
 
-def spread_types(session: EditSession, made: Iterable[fx.Node]) -> None:
+def propagate_types(session: EditSession, made: Iterable[fx.Node]) -> None:
     """Record the types of new nodes that differ from those of what they replace, and what follows.
 
     A new node that can't be run on tensors without data keeps the type of what it replaces; where
@@ -67,7 +67,7 @@ class Retyping:
     def __init__(self) -> None:
         self._before: dict[fx.Node, Any] = {}
 
-    def spread(self, changed: Iterable[fx.Node]) -> str | None:
+    def propagate(self, changed: Iterable[fx.Node]) -> str | None:
         """Work out the types of some nodes, and of all that follows as far as it changes.
 
         Cost: linear in the nodes whose operands got other types.
@@ -80,7 +80,7 @@ class Retyping:
             they were before this call.
         """
         before: dict[fx.Node, Any] = {}
-        reason = _spread(changed, before)
+        reason = _propagate(changed, before)
         if reason is not None:
             _restore(before)
             return reason
@@ -102,7 +102,7 @@ def _restore(before: dict[fx.Node, Any]) -> None:
             node.meta[TYPE_KEY] = known
 
 
-def _spread(changed: Iterable[fx.Node], before: dict[fx.Node, Any]) -> str | None:
+def _propagate(changed: Iterable[fx.Node], before: dict[fx.Node, Any]) -> str | None:
     queue = _Queue(changed)
     for node in queue:
         if node.op == "output":

@@ -163,8 +163,8 @@ def lower(gm: fx.GraphModule, subject: DemoSubject, write: Write) -> DemoModel:
         f"({percent(report.fused, report.candidates)}) run fused, in "
         f"{plural(len(fused), 'region')} with "
         f"{plural(len({region.kernel for region in fused}), 'kernel')}\n"
-        f"{report.whole_in_kernels} of {len(report.whole)} products and attentions run in them, "
-        "where that is faster than torch's library"
+        f"{report.tensor_ops_in_kernels} of {len(report.tensor_ops)} products and attentions run "
+        "in them, where that is faster than torch's library"
     )
     if left:
         write(_reason_table(left))

@@ -137,7 +137,7 @@ class _Batcher:
             self.edit.replace(function, changed[-1])
             self.edit.erase(item)
         self.edit.erase(node)
-        reason = types.spread(changed)
+        reason = types.propagate(changed)
         if reason is None:
             return again
         self.edit.undo(mark)
@@ -227,7 +227,7 @@ class _Batcher:
         mark, types = self.edit.mark(), Retyping()
         with self.edit.on_behalf_of(list(group.nodes), "batch_operators"):
             chain = self._chain(group, place)
-            reason = types.spread(chain)
+            reason = types.propagate(chain)
             for node, part in zip(group.nodes, chain[-len(group.nodes) :], strict=True):
                 if type_of(part) != type_of(node) and reason is None:
                     reason = f"%{node.name} would be of another type"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
-from fxkit.passes.layout.layout_spreading import Spreader
+from fxkit.passes.layout.layout_propagation import LayoutPropagation
 
 
 @dataclass(frozen=True)
@@ -34,4 +34,4 @@ class ChannelsLast(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear in the edges, and in the weights."""
-        Spreader(edit).visit_all(context)
+        LayoutPropagation(edit).visit_all(context)

@@ -87,7 +87,7 @@ class _Merger:
         mark, types = self.edit.mark(), Retyping()
         with self.edit.on_behalf_of([layer.node for layer in group], "merge_layers"):
             merged = self._merged(group)
-            reason, copies = types.spread([merged]), 0
+            reason, copies = types.propagate([merged]), 0
             for layer, start in zip(group, _starts(group), strict=True):
                 if reason is not None:
                     break
@@ -131,7 +131,7 @@ class _Merger:
         mark = self.edit.mark()
         part = self._part(layer, merged, start)
         self.edit.replace_uses(layer.node, part)
-        reason = types.spread([part])
+        reason = types.propagate([part])
         if reason is not None:
             self.edit.undo(mark)
             return reason
@@ -151,7 +151,7 @@ class _Merger:
         set_type(copied, known)
         self.weights.inserted(copied)
         self.edit.replace(layer.node, copied)
-        return types.spread([part])
+        return types.propagate([part])
 
     def _part(self, layer: Layer, merged: fx.Node, start: int) -> fx.Node:
         dim, size = (1 if layer.axes else -1), layer.out_channels

@@ -80,7 +80,7 @@ class _Splitter:
             with self.edit.on_behalf_of([layer.node, part.node], "split_layers"):
                 alone = self._alone(layer, part)
             self.edit.replace_uses(part.node, alone)
-            reason = types.spread([alone])
+            reason = types.propagate([alone])
             if reason is not None:
                 return reason
         for node in [part.node for part in parts] + list(layer.node.users):

@@ -18,7 +18,7 @@ from torch import fx
 from fxkit import config
 from fxkit.analysis.cost import cost_of
 from fxkit.analysis.editing import edit_as
-from fxkit.analysis.retyping import spread_types
+from fxkit.analysis.retyping import propagate_types
 from fxkit.errors import RewriteError
 from fxkit.gc_pause import paused_collector
 from fxkit.ir.graph_arguments import graph_module_of
@@ -379,7 +379,7 @@ class _Run:
                 users.extend(output.users)
                 self._replacer.substitute(output, value, match.matched.union(inserted))
             if not candidate.file.startswith(_OWN_RULES):
-                spread_types(self.session, [v for v in inserted if v in values])
+                propagate_types(self.session, [v for v in inserted if v in values])
         gone = self._replacer.erase(originals, values)
         if not root._erased:
             self._kept.add((candidate, root))

@@ -10,7 +10,7 @@ from torch import nn
 import fxkit
 from fxkit.ir.op import resolve
 from fxkit.passes import ChannelsLast
-from fxkit.passes.layout.layout_spreading import is_channels_last
+from fxkit.passes.layout.layout_propagation import is_channels_last
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.properties import property_named
 from tests.architectures import convolutional

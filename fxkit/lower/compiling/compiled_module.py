@@ -258,7 +258,7 @@ class CompiledModule(nn.Module):
             eager_calls={why: count for why, count in self._calls.items() if why != _FUSED},
             kernel_misses=sum(call.misses for call in self._plan.calls.values()),
             stand_ins=self._stand_ins() - self._forgotten_stand_ins,
-            whole=frozenset(n.name for n in nodes if kernels_of(n) is not None),
+            tensor_ops=frozenset(n.name for n in nodes if kernels_of(n) is not None),
             trials=self.trials,
             float_layers=self.graph_module.meta.get(FLOAT_LAYERS, ()),
         )

@@ -1,4 +1,4 @@
-"""Channels innermost, spread over a graph that is about to be lowered."""
+"""Channels innermost, propagated through a graph that is about to be lowered."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import fx
 
 from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
-from fxkit.passes.layout.layout_spreading import Spreader
+from fxkit.passes.layout.layout_propagation import LayoutPropagation
 
 # What warns of operands that are not contiguous.
 _SEARCHES = frozenset(["aten.bucketize", "aten.searchsorted"])
 
 
-class ImageSpreader(Spreader):
+class ImageSpreader(LayoutPropagation):
     """Lets what reads images whose channels lie innermost follow their layout."""
 
     def _needs_old_layout(self, node: fx.Node) -> bool:

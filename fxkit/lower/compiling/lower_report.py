@@ -82,8 +82,8 @@ class LowerReport:
         kernel_misses: Calls of single regions that ran in eager because of their inputs' types.
         stand_ins: Runs of kernels that torch computed instead: one of them failed, as its function
             said, or a parameter was not of its type.
-        whole: Names of the products, convolutions and attention, which kernels compute only where
-            they are faster than torch's library.
+        tensor_ops: Names of the products, convolutions and attention, which kernels compute only
+            where they are faster than torch's library.
         float_layers: Of a quantised graph, which layers are computed with floats all the same, and
             why: a sentence for each.
     """
@@ -95,28 +95,28 @@ class LowerReport:
     eager_calls: Mapping[str, int]
     kernel_misses: int
     stand_ins: int = 0
-    whole: frozenset[str] = frozenset()
+    tensor_ops: frozenset[str] = frozenset()
     trials: tuple[KernelTrial, ...] = ()
     float_layers: tuple[str, ...] = ()
 
     @property
     def fused(self) -> int:
         """Number of pointwise and normalising nodes in fused regions."""
-        return self._count(is_whole=False, is_fused=True)
+        return self._count(is_tensor_op=False, is_fused=True)
 
     @property
     def candidates(self) -> int:
         """Number of pointwise and normalising nodes."""
-        return self._count(is_whole=False)
+        return self._count(is_tensor_op=False)
 
     @property
-    def whole_in_kernels(self) -> int:
+    def tensor_ops_in_kernels(self) -> int:
         """Number of products, convolutions and attention that kernels compute."""
-        return self._count(is_whole=True, is_fused=True)
+        return self._count(is_tensor_op=True, is_fused=True)
 
-    def _count(self, is_whole: bool, is_fused: bool = False) -> int:
+    def _count(self, is_tensor_op: bool, is_fused: bool = False) -> int:
         names = (n for r in self.regions if r.kernel or not is_fused for n in r.nodes)
-        return sum((name in self.whole) == is_whole for name in names)
+        return sum((name in self.tensor_ops) == is_tensor_op for name in names)
 
     def __str__(self) -> str:
         fused = [r for r in self.regions if r.kernel is not None]
@@ -126,7 +126,7 @@ class LowerReport:
         lines = [
             f"{self.fused} of {self.candidates} pointwise and normalising nodes fused{share} into "
             f"{len(fused)} regions, {kernels} kernels {kind} in {self.build_seconds:.3f} s",
-            *self._whole_line(),
+            *self._tensor_ops_line(),
             f"{'region':<12} {'kernel':<11} {'nodes':>5} {'MB saved':>9}  members",
         ]
         for r in fused:
@@ -144,8 +144,8 @@ class LowerReport:
             lines.append(f"  torch stood in {self.stand_ins} times for kernels, as one failed")
         return "\n".join(lines)
 
-    def _whole_line(self) -> list[str]:
-        if not self.whole:
+    def _tensor_ops_line(self) -> list[str]:
+        if not self.tensor_ops:
             return []
-        count = f"{self.whole_in_kernels} of {len(self.whole)}"
+        count = f"{self.tensor_ops_in_kernels} of {len(self.tensor_ops)}"
         return [f"{count} products, convolutions and attention in kernels, the others in ATen"]

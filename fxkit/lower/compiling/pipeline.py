@@ -30,7 +30,7 @@ from fxkit.lower.compiling.kernel_builds import BuiltKernels, build_kernels
 from fxkit.lower.compiling.multiply_integers import MultiplyIntegers, multiply_integers
 from fxkit.lower.compiling.pack_convolutions import pack_convolutions
 from fxkit.lower.compiling.plan import Plan, make_plan
-from fxkit.lower.compiling.tuning import TunedPolicy, spread, tuned
+from fxkit.lower.compiling.tuning import TunedPolicy, choose_thread_counts, tuned
 from fxkit.lower.compiling.whole_operators import Choices, Choosing, choose_kernels
 from fxkit.lower.families.products.regions import continues_product
 from fxkit.lower.fusion.kernel_faults import KernelFaults
@@ -210,7 +210,7 @@ def _tune(state: Lowering) -> None:
         if state.policy.refused:
             state.module = lower_typed(state.gm, state.policy, state.target, state.instruments)
             return
-    spread(state.plan, state.policy)
+    choose_thread_counts(state.plan, state.policy)
 
 
 def _assemble(state: Lowering) -> None:

@@ -70,7 +70,7 @@ def tuned(policy: Policy | None, plan: Plan) -> TunedPolicy:
     threads = torch.get_num_threads()
     for region in plan.regions:
         call = plan.calls.get(region.name)
-        if call is None or call.address is None or call.kernel.whole is not None:
+        if call is None or call.address is None or call.kernel.tensor_op is not None:
             continue  # it has been timed before it was made a kernel
         times = times_of(call, threads)
         best = min(times, key=times.__getitem__)
@@ -81,7 +81,7 @@ def tuned(policy: Policy | None, plan: Plan) -> TunedPolicy:
     return TunedPolicy(**settings, refused=refused, parallel=parallel)
 
 
-def spread(plan: Plan, policy: Policy | None) -> None:
+def choose_thread_counts(plan: Plan, policy: Policy | None) -> None:
     """Give each kernel of a plan as many threads as were measured to pay."""
     if isinstance(policy, TunedPolicy):
         for call in plan.calls.values():

@@ -120,7 +120,7 @@ def kernels_of(node: fx.Node) -> Alone | Joined | None:
 
 def printer_of(kernel: Kernel) -> type[WholePrinter] | None:
     """Return what prints a kernel that begins with a value made of whole tensors."""
-    return None if kernel.whole is None else _printers()[kernel.whole.way]
+    return None if kernel.tensor_op is None else _printers()[kernel.tensor_op.way]
 
 
 def texts_below(kernels: Iterable[Kernel]) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ class Moved:
 
     def _made_of(self, instruction: Instruction) -> int:
         builder = self.loader.builder
-        if instruction.is_scan or instruction.is_whole or instruction.op == "check":
+        if instruction.is_scan or instruction.is_tensor_op or instruction.op == "check":
             raise Unfusable("it reads elsewhere what depends on all that lies before it in its row")
         if instruction.is_reduction:
             return builder.append(instruction).position

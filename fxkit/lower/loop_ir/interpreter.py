@@ -104,7 +104,7 @@ class _Interpreter:
             return torch.full(shape, instruction.detail.value, dtype=instruction.dtype)
         if instruction.op == "load":
             return self._load(instruction, operands)
-        if instruction.is_whole:
+        if instruction.is_tensor_op:
             return instruction.detail.evaluated(self._memory).reshape(self._kernel.sizes)
         if instruction.is_reduction:
             return self._reduced(instruction, operands[0])

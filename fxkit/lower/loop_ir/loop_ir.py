@@ -135,7 +135,7 @@ class Instruction:
     detail: Any = None
 
     @cached_property
-    def is_whole(self) -> bool:
+    def is_tensor_op(self) -> bool:
         """Whether it is a `TensorOp`: a product, a convolution or attention of whole tensors."""
         return self.detail is not None and isinstance(self.detail, TensorOp)
 
@@ -226,7 +226,7 @@ class Kernel:
             elif isinstance(detail, Access):
                 along = detail.strides[len(detail.strides) - rank :]
                 wide.append(any(along) or any(map(wide.__getitem__, instruction.operands)))
-            elif op.startswith("scan_") or instruction.is_whole:
+            elif op.startswith("scan_") or instruction.is_tensor_op:
                 wide.append(True)
             else:
                 wide.append(any(map(wide.__getitem__, instruction.operands)))
@@ -238,9 +238,9 @@ class Kernel:
         return any(i.is_reduction or i.is_scan for i in self.body)
 
     @property
-    def whole(self) -> TensorOp | None:
+    def tensor_op(self) -> TensorOp | None:
         """The product, convolution or attention that it begins with; None in other kernels."""
-        return self.body[0].detail if self.body and self.body[0].is_whole else None
+        return self.body[0].detail if self.body and self.body[0].is_tensor_op else None
 
     @property
     def has_sums(self) -> bool:

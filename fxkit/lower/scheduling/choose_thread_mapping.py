@@ -61,7 +61,7 @@ class ChooseThreadMapping(NestPass):
 
 def objection(kernel: Kernel) -> str | None:
     """Return why no CUDA text is made of a kernel, or None."""
-    if kernel.whole is not None:
+    if kernel.tensor_op is not None:
         return "torch's library computes products on a GPU"
     if any((i.is_reduction or i.is_scan) and i.monoid not in MONOIDS for i in kernel.body):
         return "it reduces in a way that CUDA kernels do not"

@@ -249,7 +249,7 @@ def _cost_of(instruction: Instruction) -> int:
     function = SCALAR_FUNCTIONS.get(instruction.op)
     if function is not None:
         return function.cost
-    return instruction.detail.cost if instruction.is_whole else 1
+    return instruction.detail.cost if instruction.is_tensor_op else 1
 
 
 def is_costly(instruction: Instruction) -> bool:

@@ -180,14 +180,14 @@ class Sinker(abc.ABC):
                 made[node] = self.edit.copy(node, operands.__getitem__, before=node)
             made[node].meta.pop(TYPE_KEY, None)
             self.sharing.add(made[node])
-        reason = types.spread(made.values())
+        reason = types.propagate(made.values())
         if reason is not None:
             return reason
         changed = self._connect(region, ordered, made)
         for node in (*reversed(ordered), *region.entries):
             if not node.users:
                 self.edit.erase(node)
-        return types.spread(changed)
+        return types.propagate(changed)
 
     def _operand(
         self, region: SinkRegion, operand: fx.Node, user: fx.Node, made: dict[fx.Node, fx.Node]

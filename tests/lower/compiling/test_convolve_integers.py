@@ -104,7 +104,7 @@ def test_layers_hand_on_integers_with_channels_innermost():
     assert found.stride() == expected.stride()
     assert steps_off(found, expected).max() <= 1
     (module,) = compiled.compiled_modules
-    kernel = next(k for k in module.kernels.values() if k.whole and "3, 3" in str(k.whole))
+    kernel = next(k for k in module.kernels.values() if k.tensor_op and "3, 3" in str(k.tensor_op))
     assert [b.dtype for b in kernel.buffers if b.is_output] == [torch.uint8]
 
 

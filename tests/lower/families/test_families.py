@@ -66,7 +66,7 @@ def test_samples_run_in_kernels(name: str) -> None:
     compiled = fxkit.compile(program)
     found = compiled(*args)
     (module,) = compiled.compiled_modules
-    assert any(kernel.whole is not None for kernel in module.kernels.values())
+    assert any(kernel.tensor_op is not None for kernel in module.kernels.values())
     wide = copy.deepcopy(program).double() if isinstance(program, torch.nn.Module) else program
     exact = wide(*[arg.double() if arg.is_floating_point() else arg for arg in args])
     eager = max(relative_error(program(*args), exact), 2.0**-24)
@@ -92,7 +92,7 @@ def kernels_of(name: str) -> list[tuple[Kernel, KernelCall]]:
     compiled(*args)
     (module,) = compiled.compiled_modules
     calls = [n.target for n in module.lowered.graph.nodes if isinstance(n.target, KernelCall)]
-    return [(call.kernel, call) for call in calls if call.kernel.whole is not None]
+    return [(call.kernel, call) for call in calls if call.kernel.tensor_op is not None]
 
 
 def empty(made: KernelCall) -> list[torch.Tensor]:

@@ -34,14 +34,14 @@ class JoinedRows:
         whole: The kernel before.
         kernel: The kernel with one axis less.
         length: Length of a row before.
-        spread: Loads that do not walk memory along the long row, by position → their accesses
+        strided: Loads that do not walk memory along the long row, by position → their accesses
             before.
     """
 
     whole: Kernel
     kernel: Kernel
     length: int
-    spread: Mapping[int, Access]
+    strided: Mapping[int, Access]
 
     @property
     def tile(self) -> int:
@@ -65,20 +65,20 @@ def flattened_rows(kernel: Kernel) -> JoinedRows | None:
         return None
     if not all(_is_along(store.access, length) for store in kernel.stores):
         return None
-    spread = {
+    strided = {
         position: i.detail
         for position, i in enumerate(kernel.body)
         if i.op == "load" and not _is_along(i.detail, length) and any(i.detail.strides[-2:])
     }
     is_costly = any(cpp_text.calls_function(i) for i in kernel.body)
-    if not spread or not (is_costly or all(_is_same_for_all(a) for a in spread.values())):
+    if not strided or not (is_costly or all(_is_same_for_all(a) for a in strided.values())):
         return None
 
     body = tuple(replace(i, detail=_joined(i.detail)) if i.op == "load" else i for i in kernel.body)
     stores = tuple(Store(_joined(s.access), s.value) for s in kernel.stores)
     sizes = (*kernel.sizes[:-2], kernel.sizes[-2] * length)
     long = replace(kernel, sizes=sizes, body=body, stores=stores)
-    return JoinedRows(kernel, long, length, spread)
+    return JoinedRows(kernel, long, length, strided)
 
 
 def _depends(instruction: Instruction) -> bool:
@@ -98,7 +98,7 @@ def _is_same_for_all(access: Access) -> bool:
 
 
 def _joined(access: Access) -> Access:
-    """Return an access along a long row; what is spread is walked in order there."""
+    """Return an access along a long row; what is strided is walked in order there."""
     *outer, rows, inner = access.strides
     return replace(access, strides=(*outer, 1 if rows or inner else 0))
 
@@ -114,7 +114,7 @@ class FlattenedRowsPrinter(RowPrinter):
         self._common = self._common_values(joined.whole)
 
     def _before_tiles(self) -> None:
-        for position, access in self._joined.spread.items():
+        for position, access in self._joined.strided.items():
             if _is_same_for_all(access):
                 start = self._kernel.buffers[access.buffer].name
                 start += f" + {access.offset}" if access.offset else ""
@@ -124,7 +124,7 @@ class FlattenedRowsPrinter(RowPrinter):
     def _declare(self) -> None:
         super()._declare()
         length = self._joined.length
-        for position, access in self._joined.spread.items():
+        for position, access in self._joined.strided.items():
             if not _is_same_for_all(access):
                 step = access.strides[-2]
                 start = self._pointers[self._key(self._body(position).detail)]
@@ -137,7 +137,7 @@ class FlattenedRowsPrinter(RowPrinter):
 
     def _spread(self, position: int, start: str, rows: str) -> None:
         """Write out what an operand is along the rows of a tile."""
-        access, length = self._joined.spread[position], self._joined.length
+        access, length = self._joined.strided[position], self._joined.length
         element = cpp_text.MEMORY[self._kernel.buffers[access.buffer].dtype]
         terms = [scaled("l", access.strides[-2])] if access.strides[-2] else []
         terms += [scaled("k", access.strides[-1])] if access.strides[-1] else []
@@ -149,7 +149,7 @@ class FlattenedRowsPrinter(RowPrinter):
         self._close()
 
     def _value(self, position: int) -> str:
-        access = self._joined.spread.get(position)
+        access = self._joined.strided.get(position)
         if access is None:
             return super()._value(position)
         staged = self._staged_read(position)
@@ -159,11 +159,11 @@ class FlattenedRowsPrinter(RowPrinter):
         return cpp_text.load_expression(self._value_at(self._element(position)), dtype)
 
     def _element(self, position: int) -> str:
-        if position in self._joined.spread:
+        if position in self._joined.strided:
             return f"x{position}[j - begin]"
         return super()._element(position)
 
     def _first_read(self, position: int, begin: str) -> str:
-        if position in self._joined.spread:
+        if position in self._joined.strided:
             return f"&x{position}[{begin} - begin]"
         return super()._first_read(position, begin)

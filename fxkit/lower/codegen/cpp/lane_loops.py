@@ -128,7 +128,7 @@ def finish_gains_in_lanes(kernel: Kernel, values: Iterable[int], held: Collectio
         held: Those of them that arrays hold.
     """
     body = kernel.body
-    computed = [body[p] for p in values if p not in held and not body[p].is_whole]
+    computed = [body[p] for p in values if p not in held and not body[p].is_tensor_op]
     return (
         any(map(_is_shorter, computed))
         and all(i.op == "const" or _can_stand(kernel, i) for i in computed)

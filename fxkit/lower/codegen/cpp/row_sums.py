@@ -203,7 +203,7 @@ class RowSums:
                 and (
                     is_walked
                     or instruction.is_scan
-                    or instruction.is_whole
+                    or instruction.is_tensor_op
                     or any(map(varies.__getitem__, instruction.operands))
                 )
             )

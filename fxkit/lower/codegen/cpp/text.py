@@ -179,7 +179,7 @@ def _called(body: tuple[Instruction, ...]) -> list[tuple[ScalarFunction, torch.d
 def own_functions(body: tuple[Instruction, ...], storage: set[torch.dtype]) -> set[str]:
     """Return the names of fxkit's own functions that a body calls."""
     names = {f"fx_{f.op}" for f, dtype in _called(body) if f.own and dtype == torch.float32}
-    names |= {name for i in body if i.is_whole for name in i.detail.functions}
+    names |= {name for i in body if i.is_tensor_op for name in i.detail.functions}
     names |= {str(SCALAR_FUNCTIONS[i.op].near) for i in body if is_near_function(i)}
     return names | {f"fx_{_STORAGE[dtype]}" for dtype in storage if dtype in _STORAGE}
 

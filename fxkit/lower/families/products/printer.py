@@ -267,7 +267,7 @@ class ProductPrinter(WholePrinter):
         """Values that are worked out from numbers of one column, and all that they are made of."""
         free_of_rows: set[int] = set()
         for value, instruction in enumerate(self._kernel.body):
-            if instruction.is_whole or instruction.op in ("index", "check"):
+            if instruction.is_tensor_op or instruction.op in ("index", "check"):
                 continue
             is_load = instruction.op == "load"
             if is_load and any(instruction.detail.strides[: len(self._kernel.outer_sizes)]):
@@ -289,7 +289,7 @@ class ProductPrinter(WholePrinter):
         return {value for value in found & read if body[value].op != "const"}
 
     def _value(self, position: int) -> str:
-        if self._body(position).is_whole:
+        if self._body(position).is_tensor_op:
             return self._value_at(f"sums[(row - first) * {self._room} + j - from]")
         return super()._value(position)
 

@@ -31,7 +31,7 @@ _READS_MEMORY = frozenset(
 )
 
 
-class Spreader:
+class LayoutPropagation:
     """Gives a graph's images, node by node, the layout that is found in front of each node.
 
     Args:

@@ -16,6 +16,7 @@ from fxkit.ir.attributes import find_attribute
 from fxkit.ir.printer import format_node, format_source
 from fxkit.torch_adapters import pytree
 from fxkit.tracing.recorder.frames import is_user_file, source_text
+from fxkit.tracing.recorder.recorded import memory_of
 
 # What gives no tensor and needs the numbers in one, and what writes but is not named so.
 _READING = frozenset(
@@ -50,7 +51,7 @@ class MadeTensors(TorchFunctionMode):
         found = [t for t in leaves if isinstance(t, torch.Tensor)]
         if any(isinstance(leaf, fx.Proxy) for leaf in leaves):
             written = pytree.tree_leaves((kwargs or {}).get("out"))
-            self._awaiting.update(_memory(t) for t in written if isinstance(t, torch.Tensor))
+            self._awaiting.update(memory_of(t) for t in written if isinstance(t, torch.Tensor))
         elif self._awaiting and self._reads_early(func, args, kwargs or {}, found):
             raise CaptureError(
                 f"expected a program that runs on placeholders, got {_name_of(func)} of a tensor "
@@ -59,8 +60,8 @@ class MadeTensors(TorchFunctionMode):
                 hint="read what the call with `out=` returns, or use fxkit.capture(fn, args)",
             )
         if found:
-            given = {_memory(t) for t in pytree.tree_leaves((args, kwargs)) if self._is_older(t)}
-            self._made.update((id(t), t) for t in found if _memory(t) not in given)
+            given = {memory_of(t) for t in pytree.tree_leaves((args, kwargs)) if self._is_older(t)}
+            self._made.update((id(t), t) for t in found if memory_of(t) not in given)
         return result
 
     def _reads_early(
@@ -68,14 +69,14 @@ class MadeTensors(TorchFunctionMode):
     ) -> bool:
         """Tell whether a call that has run needed numbers that only the graph will write."""
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        awaited = {_memory(t) for t in given} & self._awaiting
+        awaited = {memory_of(t) for t in given} & self._awaiting
         if not awaited:
             return False
         name = _name_of(func)
         is_writing = name in _WRITING or (name.endswith("_") and not name.endswith("__"))
         if is_writing or "out" in kwargs or name in _READING:
             return True
-        return any(_memory(t) not in awaited for t in found)
+        return any(memory_of(t) not in awaited for t in found)
 
     def _is_older(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and id(value) not in self._made
@@ -111,11 +112,6 @@ class MadeTensors(TorchFunctionMode):
 def _name_of(func: Any) -> str:
     """Return the name of a function of torch."""
     return str(getattr(func, "__name__", func))
-
-
-def _memory(tensor: torch.Tensor) -> Any:
-    """Return what tells the memory of a tensor; of one without plain memory, itself."""
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
 
 
 def _users_line(frame: FrameType | None) -> str | None:

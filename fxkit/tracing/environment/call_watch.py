@@ -61,6 +61,7 @@ class Watcher:
         blamed: Code of the program that calls what can't be looked into.
         codes: Code of functions outside of the trusted packages, with the globals it ran on.
         is_muted: Whether what the program prints is noted only.
+        has_effects: Whether the last opaque call has changed Python state, or may have done more.
     """
 
     def __init__(self, reach: EnvironmentWalk, listener: CallListener) -> None:
@@ -77,6 +78,7 @@ class Watcher:
         self._special: tuple[FrameType, Callable[[Any], None]] | None = None
         self._refused: FrameType | None = None
         self.is_muted = False
+        self.has_effects = False
         self._is_on = False
         self._depth = 0
         # CPython keeps no reference of its own while it calls this: it has to live as long as self.
@@ -132,12 +134,17 @@ class Watcher:
 
     def enter_opaque(self, function: Any) -> None:
         """Watch what an opaque function may change, and let it do what it likes."""
+        self._note_state_before(function)
+        self._depth += 1
+        self.resume()
+
+    def _note_state_before(self, function: Any) -> None:
+        """Note what an opaque function may reach, as it is before the call."""
+        self.has_effects = False
         self._opaque.add(function, getattr(function, "__name__", "an opaque function"))
         for holder in self._opaque.holders:
             holder.entries = holder.read()
         self._pending = self._changed_so_far(function)
-        self._depth += 1
-        self.resume()
 
     def _changed_so_far(self, function: Any) -> set[int]:
         """Return the `id` of what the program has written to; a graph writes to it at its end."""
@@ -156,12 +163,17 @@ class Watcher:
         """Watch the program itself again."""
         self._depth -= 1
         self.pause()
+        self._note_state_after()
+
+    def _note_state_after(self) -> None:
+        """Note what an opaque function has changed: its next call changes it, and not the graph."""
         for holder in self._opaque.holders:
             if id(holder.value) in self._pending:
                 self._listener.refuse(
                     f"an opaque call may read {holder.path}, which the program has changed before"
                 )
             for key in holder.changes():
+                self.has_effects = True
                 self._foreign[id(holder.value), key] = holder.name_of(key)
 
     def _see(self, frame: FrameType, event: str, function: Any) -> None:
@@ -187,6 +199,8 @@ class Watcher:
                 return
             if code in SPECIAL:
                 self._special = self._listener.begin_special(frame)
+                if self._special is not None and code is APPLY:
+                    self._note_state_before(frame.f_locals["cls"])
             if code not in self.codes and code not in self._trusted:
                 self._note(code, frame)
             if code.co_freevars and code in self.codes:
@@ -204,11 +218,16 @@ class Watcher:
             self._end_of_print(frame)
 
     def _see_inside_special(self, frame: FrameType, event: str, result: Any) -> None:
-        if event == "call" and not is_allowlisted(frame.f_globals.get("__name__")):
-            self._opaque.enter(frame)
+        if not is_allowlisted(frame.f_globals.get("__name__")):
+            if event == "call":
+                self._opaque.enter(frame)
+            elif event == "c_call" and not foreign_calls.is_known(result):
+                self.has_effects = True
         special = self._special
         if event == "return" and special is not None and frame is special[0]:
             self._special = None
+            if frame.f_code is APPLY:
+                self._note_state_after()
             special[1](result)
 
     def _note(self, code: CodeType, frame: FrameType) -> None:

@@ -28,8 +28,9 @@ from fxkit.tracing.environment.call_sites import makes_opaque_calls
 from fxkit.tracing.environment.control_operators import CONTROL
 from fxkit.tracing.environment.opaque_objects import has_native_state, is_hidden, reads_clock
 from fxkit.tracing.guarding.plain_values import ATOMS
-from fxkit.tracing.opaque_calls.opaque_calls import call_once, declare_result, repeats_calls
+from fxkit.tracing.opaque_calls.opaque_calls import call_once, repeats_calls
 from fxkit.tracing.recorder.frames import is_user_file
+from fxkit.tracing.recorder.recorded import declare_result
 from fxkit.tracing.recorder.recorder import Recorder, active_recorder
 from fxkit.tracing.values.refusals import Refusal
 from fxkit.tracing.values.structure import Blueprint, Parts

@@ -132,12 +132,6 @@ def _key(args: Any, kwargs: Any) -> str:
     return str(pytree.tree_map_only(torch.Tensor, TensorType.of, (args, kwargs)))
 
 
-def declare_result(target: Any, result: Any) -> None:
-    """Let type inference know what a node with some target gives."""
-    kind = type_of_value(result)
-    declare_type(has_side_effect(target))(lambda *args, **kwargs: kind)
-
-
 def repeats_calls() -> bool:
     """Tell whether opaque calls of this thread are noted, and some may be given again."""
     return _current.tape is not None

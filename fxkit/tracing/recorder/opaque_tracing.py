@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.torch_adapters import pytree
 from fxkit.tracing.bytecode.value_flow import UNKNOWN, Flow
 from fxkit.tracing.environment.call_watch import LOAD, SEED
 from fxkit.tracing.environment.environment_walk import EnvironmentWalk
@@ -20,9 +21,12 @@ from fxkit.tracing.recorder.frames import Frames, source_text
 from fxkit.tracing.recorder.recorded import (
     OpaqueCall,
     application_of,
+    declare_result,
     holds_tensor,
     may_be_object,
+    memory_of,
     needs_grad,
+    own_application_of,
     python_random_states,
 )
 from fxkit.tracing.recorder.scalar_tracing import ScalarTracing
@@ -129,19 +133,34 @@ class OpaqueTracing(ScalarTracing, Transformed):
         target, args = torch.manual_seed, (values.get("seed"),)
         if frame.f_code is not SEED:
             target, args = application_of(values["cls"]), tuple(values["args"])
-            if values.get("kwargs") or not self._needs_gradient(args):
+            if values.get("kwargs") or not self.unseen(lambda: self._needs_gradient(args)):
                 return None
         self._location = self._frames.locate(frame.f_back)
         self._is_suspended = True
 
         def end(result: Any) -> None:
             self._is_suspended = False
+            nonlocal target
             if result is None:
                 self.refuse(f"{getattr(target, '__qualname__', target)} fails, or gives nothing")
                 return
-            self._append_opaque(target, args, {}, None if target is torch.manual_seed else result)
+            if target is torch.manual_seed:
+                result = None
+            elif self.unseen(lambda: self._would_be_noticed(result, args)):
+                target = self.unseen(lambda: _with_known_result(values["cls"], result))
+            self._append_opaque(target, args, {}, result)
 
         return frame, end
+
+    def _would_be_noticed(self, result: Any, args: tuple[Any, ...]) -> bool:
+        """Tell whether one more run of a custom function, to know types, would be noticed."""
+        if not (self.watcher.has_effects and self.hands_on_results):
+            return False
+        memory = [
+            {memory_of(it) for it in pytree.tree_leaves(some) if isinstance(it, torch.Tensor)}
+            for some in (result, args)
+        ]
+        return memory[0].isdisjoint(memory[1])
 
     def _end_of_load(self, _: Any) -> None:
         self._is_suspended = False
@@ -206,3 +225,10 @@ class OpaqueTracing(ScalarTracing, Transformed):
                 "the program draws random numbers from Python or NumPy",
                 "draw them with torch, or pass them as arguments",
             )
+
+
+def _with_known_result(kind: Any, result: Any) -> Callable[..., Any]:
+    """Return an application of a custom function whose types are those of a result."""
+    target = own_application_of(kind)
+    declare_result(target, result)
+    return target

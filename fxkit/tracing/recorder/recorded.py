@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch.fx.node import has_side_effect
 
-from fxkit.ir.types import TensorType
+from fxkit.analysis.type_inference.declared_types import declare_type
+from fxkit.ir.types import TensorType, type_of_value
 from fxkit.tracing.bytecode.value_flow import Flow
 from fxkit.tracing.recorder.state_restore import Undo
 from fxkit.tracing.values.sources import ValueSource
@@ -102,6 +104,11 @@ def same_bytes(some: np.ndarray, other: np.ndarray) -> bool:
 @functools.lru_cache(maxsize=1024)
 def application_of(kind: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return a function that applies a custom autograd function, under the name of its class."""
+    return own_application_of(kind)
+
+
+def own_application_of(kind: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return another such function at each call."""
 
     def call(*args: Any) -> Any:
         return kind.apply(*args)
@@ -109,6 +116,17 @@ def application_of(kind: type[torch.autograd.Function]) -> Callable[..., Any]:
     call.__name__ = kind.__name__
     call.__qualname__, call.__module__ = kind.__qualname__, kind.__module__
     return call
+
+
+def declare_result(target: Any, result: Any) -> None:
+    """Let type inference know what a node with some target gives."""
+    kind = type_of_value(result)
+    declare_type(has_side_effect(target))(lambda *args, **kwargs: kind)
+
+
+def memory_of(tensor: torch.Tensor) -> Any:
+    """Return what tells the memory of a tensor; of one without plain memory, itself."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
 
 
 def holds_tensor(value: Any) -> bool:

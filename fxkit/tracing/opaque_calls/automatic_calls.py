@@ -132,7 +132,8 @@ def _reads_state(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if function in _SHARES_MEMORY:
         return True
     module = getattr(function, "__module__", None) or ""
-    is_of_torch = module.partition(".")[0] == "torch"
+    owner = getattr(function, "__self__", None)
+    is_of_torch = module.partition(".")[0] == "torch" or isinstance(owner, torch.Tensor)
     return is_of_torch and any(type(leaf) is torch.Generator for leaf in (*args, *kwargs.values()))
 
 

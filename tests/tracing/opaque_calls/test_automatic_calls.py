@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -247,3 +248,32 @@ def test_the_code_of_a_graph_calls_what_was_made_for_torchs_own_functions():
     found = gm(torch.ones(3))
     generator.set_state(state)
     assert torch.equal(found, torch.rand(3, generator=generator))
+
+
+def _filled(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    x[0].uniform_(generator=generator)
+    return x * 2
+
+
+DRAWS: dict[str, Any] = {
+    "randn": lambda x, g: x * torch.randn(3, generator=g),
+    "bernoulli": lambda x, g: (x * 0.5).bernoulli(generator=g),
+    "multinomial": lambda x, g: x.exp().multinomial(2, generator=g),
+    "into a new one": lambda x, g: torch.empty_like(x).normal_(generator=g) * x,
+    "into an argument": _filled,
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_from_a_generator_go_on_as_in_eager(name: str) -> None:
+    program, generator = DRAWS[name], torch.Generator()
+
+    def results(run: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        generator.manual_seed(1)
+        inputs = [torch.ones(3) for _ in range(3)]
+        return [*(run(x, generator) for x in inputs), *inputs]
+
+    captured = fxkit.capture(program, (torch.ones(3), generator))
+    for found, expected in zip(results(captured), results(program), strict=True):
+        assert torch.equal(found, expected)
+    assert captured.recaptures == 0

@@ -21,7 +21,7 @@ from fxkit.compiling.compiled_model import CompiledModel, as_model, program_of
 from fxkit.compiling.graph_compiler import Backend, CompileOptions, GraphCompiler, Lowered
 from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.ir.modes import has_dispatch_modes, has_function_modes, is_followed
-from fxkit.ir.program_changes import GraphProgram, ProgramChange
+from fxkit.ir.program_changes import GraphProgram, ProgramChange, changes_for_copy
 from fxkit.lower import CompiledModule
 from fxkit.lower.dispatch.dispatch_cache import DispatchCache
 from fxkit.lower.runtime import binding
@@ -145,7 +145,8 @@ class Compiled(GraphProgram):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Make a program of a copy of what this one was made of; it compiles kernels of its own."""
         fn = copy.deepcopy(self.captured.fn, memo)
-        return _compiled_again(type(self), fn, self._options, self.captured.changes)
+        changes = changes_for_copy(self.captured.changes, memo)
+        return _compiled_again(type(self), fn, self._options, changes)
 
     def __reduce__(self) -> Any:
         """Pickle what the program was made of, and its options; by name where that finds it."""

@@ -31,6 +31,20 @@ class ProgramChange(Protocol):
         ...
 
 
+def changes_for_copy(
+    changes: tuple[ProgramChange, ...], memo: dict[int, Any]
+) -> tuple[ProgramChange, ...]:
+    """Return the changes of a deep copy of a program.
+
+    Args:
+        changes: Those of the program.
+        memo: What `copy.deepcopy` has copied already.
+    """
+    for_copies = [getattr(change, "for_copy", None) for change in changes]
+    pairs = zip(changes, for_copies, strict=True)
+    return tuple(change if made is None else made(memo) for change, made in pairs)
+
+
 class GraphProgram(ABC):
     """A program that has a graph; where a `GraphModule` is asked for, it serves too."""
 

@@ -132,6 +132,16 @@ class Pass:
         """Tell whether it takes parameters as constants, so that results may need no gradient."""
         return False
 
+    def for_copy(self, memo: dict[int, Any]) -> Pass:
+        """Return the pass that goes with a deep copy of a program that this one has changed.
+
+        A pass that holds what its program uses, such as observers, returns one with copies of it.
+
+        Args:
+            memo: For `copy.deepcopy(held, memo)`.
+        """
+        return self
+
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Change the graph through the session.
 

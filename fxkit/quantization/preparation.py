@@ -6,7 +6,7 @@ import copy
 import fnmatch
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -32,6 +32,7 @@ from fxkit.quantization.specs import QuantizationSpec, TensorSpec
 from fxkit.quantization.state_values import state_groups, state_values
 from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
+from fxkit.tracing.recaptures import capture_error
 
 Program = Captured | fx.GraphModule
 
@@ -72,6 +73,10 @@ class InsertObservers(Pass):
 
     is_idempotent: ClassVar[bool] = False
     adds_effects: ClassVar[bool] = True
+
+    def for_copy(self, memo: dict[int, Any]) -> Pass:
+        """Return the pass with observers of its own."""
+        return replace(self, places=copy.deepcopy(self.places, memo))
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Insert a probe after each node whose range is needed. Cost: linear."""
@@ -191,9 +196,28 @@ def prepare(
             "expected args to be a tuple of positional inputs, got a dict",
             hint="give keyword inputs by name: prepare(model, config=config, kwargs=batch)",
         )
-    prepared = PreparedProgram(lambda: graph_of(model, args, kwargs), config)
+    prepared = PreparedProgram(FloatGraph(model, args, kwargs), config)
     _warn_of_patterns(prepared)
     return prepared
+
+
+@dataclass(frozen=True)
+class FloatGraph:
+    """Makes graphs of a model, in floating point, of which each can be changed.
+
+    Attributes:
+        model: What `prepare` takes.
+        args: Example inputs.
+        kwargs: Example keyword inputs.
+    """
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] | None
+
+    def __call__(self) -> Program:
+        """Return a new graph of the model as it is now; raises what `graph_of` raises."""
+        return graph_of(self.model, self.args, self.kwargs)
 
 
 def _warn_of_patterns(prepared: PreparedProgram) -> None:
@@ -275,11 +299,13 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
         )
     keywords = dict(kwargs or {})
     with told_where_it_does_not_fit(args, keywords):
-        if not isinstance(model, Captured) or not model.changes:
+        if not isinstance(model, Captured):
             return apply(capture(fn, args, keywords), OpenAttention())
-        program = Captured(fn)
-        program.keep_changes(model.changes)
-        program(*args, **keywords)
+        program = copy.copy(model)  # with its options, and graphs of its own
+        if model.changes:
+            program(*args, **keywords)
+        elif (failure := program.capture_now(args, keywords).failure) is not None:
+            raise capture_error(failure)
         return apply(program, OpenAttention())
 
 

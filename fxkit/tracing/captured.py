@@ -8,7 +8,7 @@ from types import MethodType
 from typing import Any
 
 from fxkit.ir.modes import is_followed
-from fxkit.ir.program_changes import ProgramChange
+from fxkit.ir.program_changes import ProgramChange, changes_for_copy
 from fxkit.tracing.bytecode.call_hooks import with_call_hooks
 from fxkit.tracing.captured_graphs import CapturedGraphs
 from fxkit.tracing.changed_program import Substitution
@@ -147,7 +147,8 @@ class Captured(CapturedGraphs):
     def __deepcopy__(self, memo: dict[int, Any]) -> Captured:
         """Copy the program with its options and changes; a copy captures graphs of its own."""
         fn = copy.deepcopy(self.fn, memo)
-        return _captured_again(type(self), fn, self._options, self.changes)
+        changes = changes_for_copy(self.changes, memo)
+        return _captured_again(type(self), fn, self._options, changes)
 
     def _run(
         self,
@@ -235,7 +236,10 @@ class Captured(CapturedGraphs):
                     return variant(call)
             except GuardFailed as failed:
                 self._cache.keep(lambda it: it is not variant)
-                failure = Failure(f"it goes another way once it is changed: {failed}", None)
+                where = f", at {failed.source}" if failed.source else ""
+                reason = f"it goes another way once it is changed: {failed.message}{where}"
+                hint = "capture it with control_flow=True, which keeps both ways, and change that"
+                failure = Failure(reason, hint)
                 has_run = False
             except Repeat as repeat:
                 raise repeat.__cause__ or repeat from None

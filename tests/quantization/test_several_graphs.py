@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fxkit
 from fxkit import quantization as q
-from fxkit.errors import FxkitError, UnsupportedError
+from fxkit.errors import CaptureError, FxkitError, UnsupportedError
 
 
 class Branches(nn.Module):
@@ -143,3 +144,42 @@ def test_what_is_misspelt_is_told() -> None:
         q.prepare(layer, (x,), config)
     with pytest.raises(FxkitError, match="the name of an observer"):
         q.OBSERVERS["minmax"]
+
+
+class OnTheEdge(nn.Module):
+    """Takes another way when its first layer is rounded, for one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if x[0, 0] > 0:
+            x = -x
+        return self.last(x)
+
+
+def test_both_ways_of_a_branch_are_quantised_where_the_graph_has_both() -> None:
+    torch.manual_seed(0)
+    model, x = OnTheEdge().eval().requires_grad_(False), torch.randn(1, 8)
+    model.first.bias[0] -= model.first(x)[0, 0] - 1e-4
+    batches = [(torch.randn(4, 8),) for _ in range(8)]
+    with pytest.raises(CaptureError, match=r"another way once it is changed.*expected bool_1") as e:
+        fxkit.quantize(model, q.int8_static(), batches)(x)
+    assert e.value.hint is not None and "control_flow=True" in e.value.hint
+    both = fxkit.capture(model, batches[0], control_flow=True)
+    quantized: Any = fxkit.quantize(both, q.int8_static(), batches)
+    assert any(node.name == "cond" for node in quantized.nodes)
+    for inputs in (x, *batches[0]):
+        assert (quantized(inputs) - model(inputs)).abs().max() < 0.05
+
+
+def test_options_of_a_captured_program_stay() -> None:
+    model = nn.Linear(8, 4).eval()
+    captured = fxkit.capture(model, (torch.randn(4, 8),), dynamic=True)
+    quantized: Any = fxkit.quantize(captured, q.int8_static(), [(torch.randn(4, 8),)])
+    for rows in (4, 5, 6):
+        quantized(torch.randn(rows, 8))
+    assert len(quantized.variants) == 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -52,6 +53,15 @@ class PassesChange:
     def alters_results(self) -> bool:
         """Whether results may be others after them, on purpose."""
         return any(map(alters_results, self.manager.passes))
+
+    def for_copy(self, memo: dict[int, Any]) -> PassesChange:
+        """Return what was run on a deep copy of the program: passes may hold objects of it."""
+        items = [it.for_copy(memo) if isinstance(it, Pass) else it for it in self.manager.items]
+        if all(new is old for new, old in zip(items, self.manager.items, strict=True)):
+            return self
+        manager = copy.copy(self.manager)
+        manager.items = tuple(items)
+        return replace(self, manager=manager)
 
     def apply(self, gm: fx.GraphModule, args: tuple[Any, ...] | None) -> None:
         """Run the passes on another graph; what they say of themselves was checked on the first."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -93,6 +94,11 @@ class InsertFakeQuantizers(Pass):
 
     is_idempotent: ClassVar[bool] = False
     numerics: ClassVar[str] = "changed"
+
+    def for_copy(self, memo: dict[int, Any]) -> Pass:
+        """Return the pass with fake quantisers of its own."""
+        quantizers, places = (copy.deepcopy(it, memo) for it in (self.quantizers, self.places))
+        return replace(self, quantizers=quantizers, places=places)
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Rewrite each operator that is placed. Cost: linear."""

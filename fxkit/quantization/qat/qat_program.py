@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -61,8 +62,8 @@ class QatProgram(nn.Module):
         quantizers: The fake quantisers by the names of what they round.
         program: The captured program, with a graph for training and one for evaluation.
         config: What is going to be quantised, and how.
-        frozen_scales: bool[], whether scales stay as they are.
-        frozen_norms: bool[], whether batch norms stay as they are.
+        frozen_scales: int64[], 1 when scales stay as they are, else 0; a number can be averaged.
+        frozen_norms: int64[], 1 when batch norms stay as they are, else 0.
     """
 
     frozen_scales: Tensor
@@ -80,8 +81,8 @@ class QatProgram(nn.Module):
         self.model = model
         self.config = config
         self._inputs = inputs
-        self.register_buffer("frozen_scales", torch.tensor(False))
-        self.register_buffer("frozen_norms", torch.tensor(False))
+        self.register_buffer("frozen_scales", torch.tensor(0))
+        self.register_buffer("frozen_norms", torch.tensor(0))
         self.register_load_state_dict_post_hook(_stay_frozen)
         self.quantizers = nn.ModuleDict()
         self._places = ObservedPlaces()
@@ -112,13 +113,7 @@ class QatProgram(nn.Module):
 
     def _in_float(self) -> Callable[[], Program]:
         """Return what makes a program of the model as it is now, batch norms folded."""
-        model = copy.deepcopy(self.model).eval()
-
-        def remake() -> Program:
-            program = capture(model, self._inputs[0], dict(self._inputs[1]))
-            return apply(program, OpenAttention(), FoldQuantizedNorms(self.config))
-
-        return remake
+        return _FoldedGraph(copy.deepcopy(self.model).eval(), self._inputs, self.config)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model with fake quantisation; in training mode ranges move."""
@@ -140,7 +135,7 @@ class QatProgram(nn.Module):
         Args:
             norms: Whether batch norms are frozen, too.
         """
-        self.frozen_scales.fill_(True)
+        self.frozen_scales.fill_(1)
         self.frozen_norms.logical_or_(torch.tensor(norms))
         _stay_frozen(self)
 
@@ -166,6 +161,19 @@ class QatProgram(nn.Module):
                 known = KnownRange(low.reshape(()), high.reshape(()))
                 places.add(key.removeprefix(OF_ACTIVATION), quantizer.spec, known)
         return prepared
+
+
+@dataclass(frozen=True)
+class _FoldedGraph:
+    """Makes graphs of a model, in floating point, with batch norms folded."""
+
+    model: nn.Module
+    inputs: tuple[tuple[Any, ...], Mapping[str, Any]]
+    config: QuantizationConfig
+
+    def __call__(self) -> Program:
+        program = capture(self.model, self.inputs[0], dict(self.inputs[1]))
+        return apply(program, OpenAttention(), FoldQuantizedNorms(self.config))
 
 
 def _stay_frozen(program: QatProgram, keys: object = None) -> None:

@@ -221,9 +221,7 @@ class _Joining:
         attributes = [self._add_module(*it) for it in zip(names, modules, strict=True)]
         given = tuple([self._main(node) for node in operands.values()])
         node = self._graph.call_function(cond, (self._main(test.args[0]), *attributes, given))
-        for name in ("stack_trace", "nn_module_stack"):
-            if name in test.meta:
-                node.meta[name] = test.meta[name]
+        node.meta |= _place_of(test)
         node.meta[KEY] = tuple([type_of(x) for x, _ in joined])
         return [self._take(node, index, x) for index, (x, _) in enumerate(joined)]
 
@@ -253,11 +251,17 @@ class _Joining:
 
     def _take(self, source: fx.Node, index: int, like: fx.Node) -> fx.Node:
         node = self._graph.call_function(operator.getitem, (source, index))
-        node.meta.update(like.meta)
+        node.meta |= {**like.meta, **_place_of(source)}  # whichever way has run
         return node
 
     def _root(self) -> dict[str, Any]:
         return {str(self._env[key].target): value for key, value in self._values.items()}
+
+
+def _place_of(node: fx.Node) -> dict[str, Any]:
+    """Return what a node's metadata say of where it ran."""
+    names = ("stack_trace", "nn_module_stack")
+    return {name: node.meta[name] for name in names if name in node.meta}
 
 
 def _split(check: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:

@@ -18,6 +18,7 @@ from fxkit.tracing.opaque_calls.opaque_calls import called_once, repeats_calls
 from fxkit.tracing.parameter_names import parameter_names
 from fxkit.tracing.recaptures import Recaptures
 from fxkit.tracing.recorder.earlier_content import EarlierContent
+from fxkit.tracing.recorder.generator_states import GeneratorStates
 from fxkit.tracing.recorder.recorder import active_recorder
 from fxkit.tracing.recording.backoff import ExponentialBackoff
 from fxkit.tracing.recording.cache_entry import Backend, CacheEntry, Repeat
@@ -319,14 +320,20 @@ class Captured(CapturedGraphs):
         """Run the program and keep its graph, whatever graphs there are already.
 
         The program runs again where a run can't be held in a graph and the next one may: when it
-        calls functions that it keeps where they can't be found, or computes a memoised one.
+        calls functions that it keeps where they can't be found, or computes a memoised one. Then
+        generators of random numbers begin where they began before.
         """
+        states = GeneratorStates(self.fn, (args, kwargs))
 
         def run() -> Attempt:
             call, ordered = self._call(args, kwargs)
             return self._attempt(call, args, ordered, None)
 
-        return self._recaptures.until_held(run)
+        def begins_again(_: Attempt) -> bool:
+            states.restore()
+            return True
+
+        return self._recaptures.until_held(run, begins_again)
 
     def _call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -34,6 +34,9 @@ from fxkit.tracing.values.refusals import Refusal
 Refuse = Callable[[str, str | None], None]
 SEED = inspect.unwrap(torch.random.manual_seed).__code__
 LOAD: CodeType = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
+CALL = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
+"""Code of what stands for a caller of an opaque function, under that caller's name and line."""
+
 SPECIAL = frozenset({APPLY, SEED, LOAD})
 
 
@@ -169,8 +172,10 @@ class Watcher:
         """Note what an opaque function has changed: its next call changes it, and not the graph."""
         for holder in self._opaque.holders:
             if id(holder.value) in self._pending:
+                name = holder.path or "globals of its module"
                 self._listener.refuse(
-                    f"an opaque call may read {holder.path}, which the program has changed before"
+                    f"an opaque call may read {name}, which the program has changed before",
+                    "change it behind the opaque call, or give its value to the function",
                 )
             for key in holder.changes():
                 self.has_effects = True
@@ -180,7 +185,8 @@ class Watcher:
         if not self._is_on:
             return
         if self._depth:
-            if event == "call" and not is_allowlisted(frame.f_globals.get("__name__")):
+            is_users = not is_allowlisted(frame.f_globals.get("__name__"))
+            if event == "call" and is_users and not _stands_for_caller(frame.f_code):
                 self._opaque.enter(frame)
         elif self._special is not None:
             self._see_inside_special(frame, event, function)
@@ -332,3 +338,8 @@ class _Tee:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _stands_for_caller(code: CodeType) -> bool:
+    """Tell whether code only calls what it is given, from a line of the program's."""
+    return code.co_varnames == CALL.co_varnames and code.co_code == CALL.co_code

@@ -25,6 +25,7 @@ from fxkit.tracing.bytecode.hooked_code import ToCall
 from fxkit.tracing.bytecode.value_flow import Flow
 from fxkit.tracing.environment import foreign_calls
 from fxkit.tracing.environment.call_sites import makes_opaque_calls
+from fxkit.tracing.environment.call_watch import CALL
 from fxkit.tracing.environment.control_operators import CONTROL
 from fxkit.tracing.environment.opaque_objects import has_native_state, is_hidden, reads_clock
 from fxkit.tracing.guarding.plain_values import ATOMS
@@ -359,5 +360,4 @@ def _stand_in(frame: FrameType) -> FunctionType:
 
 @functools.lru_cache(maxsize=1024)
 def _code_like(file: str, name: str, line: int) -> CodeType:
-    call: Callable[..., Any] = lambda function, args, kwargs: function(*args, **kwargs)  # noqa: E731
-    return call.__code__.replace(co_filename=file, co_name=name, co_firstlineno=line)
+    return CALL.replace(co_filename=file, co_name=name, co_firstlineno=line)

@@ -122,6 +122,8 @@ _UNTAGGED_DYNAMIC = frozenset(
     """.split()
 )
 
+READS_GRAD_FN = "the program reads .grad_fn"
+
 _REFUSED = {
     "backward": "backward() writes gradients into .grad",
     "register_hook": "a hook is Python code that runs in the backward pass",
@@ -147,7 +149,7 @@ _REFUSED = {
 _REFUSED_ATTRIBUTES = {
     "grad": "the program reads or writes .grad",
     "_grad": "the program reads or writes .grad",
-    "grad_fn": "the program reads .grad_fn, as registering a parameter does: make modules before",
+    "grad_fn": f"{READS_GRAD_FN}, as registering a parameter does: make modules before",
     "_base": "the program reads ._base",
     "_backward_hooks": "a hook is Python code that runs in the backward pass",
     "_post_accumulate_grad_hooks": "a hook is Python code that runs in the backward pass",

@@ -303,7 +303,10 @@ class Recorder(OpaqueTracing, TorchFunctionMode):
         if is_forward_mode():
             raise Refusal("the program uses forward-mode differentiation")
         if torch.get_default_dtype() is not self._dtype:
-            raise Refusal("the program changes torch's default dtype")
+            raise Refusal(
+                "the program changes torch's default dtype",
+                "give dtype= to what makes tensors, or change the default before the call",
+            )
         if count_dispatch_modes() != self._dispatch_modes:
             raise Refusal("the program enters a TorchDispatchMode")
         if has_saved_tensors_hooks():

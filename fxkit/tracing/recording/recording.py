@@ -25,6 +25,7 @@ from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding.aliasing_guards import SameTensorGuard
 from fxkit.tracing.opaque_calls.automatic_calls import call_through
 from fxkit.tracing.parameter_names import placeholder_names
+from fxkit.tracing.recorder.calls import READS_GRAD_FN
 from fxkit.tracing.recorder.recorded import Outside
 from fxkit.tracing.recorder.recorder import Recorder, active_recorder
 from fxkit.tracing.recorder.state_restore import Entries, Rewind, Undo
@@ -197,6 +198,7 @@ class RecordedRun:
         recorder = self.recorder
         self.changes = recorder.finish()
         if recorder.failure is not None:
+            recorder.failure = self._naming_hooks(recorder.failure)
             return None
         try:
             self.state.finish(recorder.watcher)
@@ -207,6 +209,19 @@ class RecordedRun:
         except CaptureError as error:
             recorder.refuse(error.message, error.hint)
         return None
+
+    def _naming_hooks(self, failure: Failure) -> Failure:
+        """Return a failure that names the module with a backward hook that led to it."""
+        hooked = [
+            path
+            for path, module, _ in self.training
+            if module._backward_hooks or module._backward_pre_hooks
+        ]
+        if READS_GRAD_FN not in failure.reason or not hooked:
+            return failure
+        name = hooked[0] or "the module"
+        reason = f"{name} has a backward hook, which is Python code that runs in the backward pass"
+        return Failure(reason, "remove the hook, or capture under torch.no_grad()", failure.trace)
 
     def _build(self, result: Any) -> CacheEntry:
         recorder = self.recorder

@@ -277,3 +277,53 @@ def test_draws_from_a_generator_go_on_as_in_eager(name: str) -> None:
     for found, expected in zip(results(captured), results(program), strict=True):
         assert torch.equal(found, expected)
     assert captured.recaptures == 0
+
+
+COUNT = {"calls": 0}
+
+
+class OwnGenerator(nn.Module):
+    """Draws from a generator that it keeps."""
+
+    def __init__(self, generator: Any) -> None:
+        super().__init__()
+        self.own = generator
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rand(3, generator=self.own)
+
+
+def _drawing() -> dict[str, tuple[Any, Any, Callable[[], Any]]]:
+    """Return programs, what they are given beside a tensor, and what tells of their generators."""
+    given, own, python = torch.Generator(), torch.Generator(), random.Random(0)
+    numpys = np.random.RandomState(0)
+    return {
+        "argument": (DRAWS["randn"], (given,), lambda: given.get_state().tolist()),
+        "attribute": (OwnGenerator(own), (), lambda: own.get_state().tolist()),
+        "Python": (lambda x: x * random.random(), (), random.getstate),
+        "object": (lambda x: x * python.random(), (), python.getstate),
+        "NumPy": (lambda x: x * numpys.rand(), (), lambda: numpys.get_state()[1].tolist()),  # type: ignore[index]
+    }
+
+
+@pytest.mark.parametrize("name", _drawing())
+def test_capture_draws_once(name: str) -> None:
+    random.seed(0)
+    program, args, state = _drawing()[name]
+    program(torch.ones(3), *args)
+    expected = state()
+    random.seed(0)
+    program, args, state = _drawing()[name]
+    fxkit.capture(program, (torch.ones(3), *args))
+    assert state() == expected
+
+
+def test_what_the_program_counts_is_nothing_to_a_function_in_c() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        COUNT["calls"] += 1
+        return x * random.random()
+
+    captured = fxkit.capture(program, (torch.ones(3),))
+    before = COUNT["calls"]
+    captured(torch.ones(3))
+    assert COUNT["calls"] == before + 1

@@ -47,3 +47,15 @@ def test_a_program_runs_in_python_with_a_reason(
         torch.testing.assert_close(captured(x), program(x))
     assert not captured.whole
     assert reason in captured.explain(x) and "test_refusals.py" in captured.explain(x)
+
+
+def test_a_module_with_a_backward_hook_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].register_full_backward_hook(lambda module, before, after: None)
+    captured = Captured(model)
+    captured(torch.ones(2, 4, requires_grad=True))
+    told = captured.explain(torch.ones(2, 4, requires_grad=True))
+    assert "0 has a backward hook" in told and "remove the hook" in told
+    with torch.no_grad():
+        captured(torch.ones(2, 4))
+        assert captured.explain(torch.ones(2, 4)).startswith("graph 0 of 1 holds")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import fxkit
+from fxkit import quantization as q
 from fxkit.analysis.equivalence import assert_equivalent
 from fxkit.analysis.float64 import widened
 from fxkit.errors import NumericsError
@@ -140,3 +145,15 @@ def test_gradients_of_parameters_are_compared(exact):
 
 def test_a_program_that_takes_parameters_as_constants_has_other_gradients():
     assert_equivalent(Detached(False), Detached(True, extra=True), (X,))
+
+
+@pytest.mark.parametrize("make", [q.int8_static, q.int8_dynamic, q.int8_weight_only])
+def test_passes_over_quantised_graphs_are_verified(make: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(4, 16), nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+    quantized = fxkit.quantize(model.eval(), make(), [(x,)])
+    passes = fxkit.passes.pipelines.SIMPLIFY
+    with warnings.catch_warnings():  # quantising operators of torch have no kernel for gradients
+        warnings.filterwarnings("ignore", "quantized_decomposed", UserWarning)
+        result = fxkit.PassManager(passes, args=(x,), verify="numerics").run(quantized)
+    assert len(result.records) == len(passes)

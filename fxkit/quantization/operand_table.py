@@ -7,6 +7,9 @@ from dataclasses import dataclass
 ATTENTION = "torch.nn.functional.multi_head_attention_forward"
 """What `nn.MultiheadAttention` calls."""
 
+FAST_PATHS = ("aten._transformer_encoder_layer_fwd", "aten._native_multi_head_attention")
+"""What torch's layers of transformers call in place of linear layers, where they are masked."""
+
 
 @dataclass(frozen=True)
 class QuantizableOperator:
@@ -85,6 +88,11 @@ NOT_QUANTIZED = {
     **dict.fromkeys(
         (ATTENTION, f"opaque.{ATTENTION}"),
         "its layers are inside of one call of torch's, which could not be taken apart",
+    ),
+    **dict.fromkeys(
+        FAST_PATHS,
+        "torch computes a layer with a mask in one call, its fast path: "
+        "torch.backends.mha.set_fastpath_enabled(False) lets it call linear layers",
     ),
 }
 """Operators that multiply and stay in floating point, and why."""

@@ -24,7 +24,7 @@ from fxkit.quantization.observed_places import ObservedPlaces, new_observer, obs
 from fxkit.quantization.observers import RangeObserver
 from fxkit.quantization.open_attention import OpenAttention
 from fxkit.quantization.open_layers import OpenLayers
-from fxkit.quantization.operand_table import OPERATORS
+from fxkit.quantization.operand_table import FAST_PATHS, OPERATORS
 from fxkit.quantization.placement import placements
 from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.sharing import origins
@@ -197,6 +197,7 @@ def prepare(
             hint="give keyword inputs by name: prepare(model, config=config, kwargs=batch)",
         )
     prepared = PreparedProgram(FloatGraph(model, args, kwargs), config)
+    _warn_of_fast_paths(prepared)
     _warn_of_patterns(prepared)
     return prepared
 
@@ -218,6 +219,19 @@ class FloatGraph:
     def __call__(self) -> Program:
         """Return a new graph of the model as it is now; raises what `graph_of` raises."""
         return graph_of(self.model, self.args, self.kwargs)
+
+
+def _warn_of_fast_paths(prepared: PreparedProgram) -> None:
+    """Warn of layers that torch computes in one call, which is not quantised."""
+    nodes = (node for gm in prepared.graph_modules for node in graph(gm))
+    found = [node.name for node in nodes if node.operator in FAST_PATHS]
+    if found:
+        warnings.warn(
+            f"expected linear layers to quantise, got {', '.join(found[:4])}: torch's fast path "
+            "for masked layers, which stays in float.\n  hint: torch.backends.mha."
+            "set_fastpath_enabled(False) before prepare or quantize lets torch call linear layers",
+            stacklevel=3,
+        )
 
 
 def _warn_of_patterns(prepared: PreparedProgram) -> None:

@@ -89,3 +89,25 @@ def test_what_multiplies_and_stays_in_float_is_in_the_report_with_a_reason():
     rows = q.report(q.convert(prepared), prepared).rows
     assert len(rows) == 8
     assert all(not row.is_quantized and row.reason for row in rows)
+
+
+def test_a_masked_layer_says_how_it_can_be_quantised() -> None:
+    model, x = _encoder().eval().requires_grad_(False), torch.randn(2, 5, 32)
+    masked = {"src_key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])}
+    with pytest.warns(UserWarning, match="set_fastpath_enabled"):
+        prepared = q.prepare(model, (x,), q.int8_static(), kwargs=masked)
+    prepared(x, **masked)
+    rows = q.report(q.convert(prepared), prepared).rows
+    assert [row.operator for row in rows] == ["aten._transformer_encoder_layer_fwd"]
+    assert "set_fastpath_enabled" in str(rows[0])
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        prepared = q.prepare(model, (x,), q.int8_static(), kwargs=masked)
+        prepared(x, **masked)
+        quantized = q.convert(prepared)
+        expected = model(x, **masked)
+        torch.testing.assert_close(quantized(x, **masked), expected, atol=0.1, rtol=0.1)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    rows = q.report(quantized, prepared).rows
+    assert [row.operator for row in rows if row.is_quantized] == ["aten.linear"] * 4

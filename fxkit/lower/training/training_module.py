@@ -74,6 +74,11 @@ class TrainingReport:
         parts = (self.forward, self.backward)
         return tuple(region for part in parts if part is not None for region in part.regions)
 
+    @property
+    def float_layers(self) -> tuple[str, ...]:
+        """See `LowerReport`: of the forward."""
+        return () if self.forward is None else self.forward.float_layers
+
     def __str__(self) -> str:
         lines = []
         if self.reason is not None:

@@ -372,6 +372,16 @@ def infer_type(node: fx.Node) -> Any:
     return known
 
 
+def infer_missing_types(gm: fx.GraphModule) -> None:
+    """Record the types of nodes that have none, where those of their operands are known.
+
+    Opaque calls are not made for their types: they may happen only once. Cost: linear.
+    """
+    for node in gm.graph.nodes:
+        if KEY not in node.meta and node.op != "output" and not is_foreign(node):
+            infer_type(node)
+
+
 def _type_of_call(node: fx.Node) -> Any:
     """Return the type of a call on fresh tensors of its operands' types, outside of autograd."""
     symbols = [symbol for o in node._input_nodes for symbol in symbols_in(type_of(o))]

@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from fxkit.analysis.objects import graph
+from fxkit.analysis.tensor_types import infer_missing_types
 from fxkit.errors import UnsupportedError
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
@@ -352,6 +353,8 @@ def graph_modules_of(program: Program) -> tuple[fx.GraphModule, ...]:
 
 
 def apply(program: Program, *passes: Pass) -> Program:
-    """Run passes over a program; where it has several graphs, over each."""
+    """Run passes over a program; where it has several graphs, over each. New nodes get types."""
     PassManager(list(passes)).run(program)
+    for gm in graph_modules_of(program):
+        infer_missing_types(gm)
     return program

@@ -12,10 +12,8 @@ from typing import Any
 from torch import fx
 
 from fxkit.analysis.edit_change import EditChange
-from fxkit.analysis.tensor_types import infer_type
-from fxkit.analysis.type_inference.type_observations import is_foreign
+from fxkit.analysis.tensor_types import infer_missing_types
 from fxkit.ir.program_changes import ProgramChange
-from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.tracing.values.refusals import Failure
 
 
@@ -106,10 +104,8 @@ class ChangedProgram(ABC):
         """
         for change in self._changes:
             change.apply(gm, args)
-        for node in gm.graph.nodes if self._changes else ():
-            # Opaque calls are not made for their types: they may happen only once.
-            if TYPE_KEY not in node.meta and node.op != "output" and not is_foreign(node):
-                infer_type(node)
+        if self._changes:
+            infer_missing_types(gm)
 
     def note_graph(self, gm: fx.GraphModule) -> None:
         """Note what a new graph is like, so that edits of it which nothing reports are seen."""

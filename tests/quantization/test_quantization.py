@@ -426,3 +426,15 @@ def test_names_in_a_config_that_fit_nothing_are_warned_of() -> None:
         with pytest.warns(UserWarning, match="'(tail|linear_7)', which fits none") as told:
             q.prepare(model, data[0], config)
         assert len(told) == 1
+
+
+@pytest.mark.parametrize("spec", [q.int8_static(), q.int8_dynamic(), q.int4_weight_only(8)])
+def test_each_node_of_a_reference_graph_has_a_type(spec: q.QuantizationSpec) -> None:
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    x = torch.randn(4, 16)
+    captured = fxkit.capture(model, (x,)).graph_module
+    quantized = fxkit.quantize(model, spec, [(x,)]).graph_module
+    assert all(node.type is not None for node in fxkit.graph(quantized) if node.op != "output")
+    difference = fxkit.diff(captured, quantized)
+    before, after = difference.cost_before.flops, difference.cost_after.flops
+    assert before is not None and after is not None and after >= before > 0

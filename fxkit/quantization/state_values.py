@@ -213,7 +213,8 @@ def is_rounding(node: fx.Node) -> bool:
 def _check(values: StateValues) -> None:
     """Refuse a state that can't be held in integers."""
     known = type_of(values.input)
-    types = [one for node in values.members if isinstance(one := type_of(node), TensorType)]
+    members = [type_of(node) for node in values.members if not is_rounding(node)]
+    types = [one for one in members if isinstance(one, TensorType)]
     if isinstance(known, TensorType):
         kind = str(known.dtype).removeprefix("torch.")
         if not known.dtype.is_floating_point or known.dtype == torch.float64:

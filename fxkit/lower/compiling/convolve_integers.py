@@ -16,7 +16,7 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.building.toolchain import has_compiler
 from fxkit.lower.compiling.float_reasons import reason_in_float, takes_dequantized
-from fxkit.lower.compiling.layout_of_images import ImageSpreader
+from fxkit.lower.compiling.layout_of_images import ImageLayoutPropagation
 from fxkit.lower.compiling.lower_report import STAYS
 from fxkit.lower.compiling.quantized_operands import MOST_TERMS, integers_of, weight_of
 from fxkit.lower.compiling.token_scales import Factor
@@ -90,7 +90,7 @@ class _Layer:
     axes: int
 
 
-class _Convolver(ImageSpreader):
+class _Convolver(ImageLayoutPropagation):
     """Replaces convolutions, and lets what reads them follow their layout."""
 
     def __init__(self, edit: EditSession, context: PassContext) -> None:

@@ -15,7 +15,7 @@ from fxkit.passes.layout.layout_propagation import LayoutPropagation
 _SEARCHES = frozenset(["aten.bucketize", "aten.searchsorted"])
 
 
-class ImageSpreader(LayoutPropagation):
+class ImageLayoutPropagation(LayoutPropagation):
     """Lets what reads images whose channels lie innermost follow their layout."""
 
     def _needs_old_layout(self, node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.autotuning.times import MIN_TERMS
 from fxkit.lower.building.toolchain import has_compiler
-from fxkit.lower.compiling.layout_of_images import ImageSpreader
+from fxkit.lower.compiling.layout_of_images import ImageLayoutPropagation
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost, has_kernel
 from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.passes.base import Pass, PassContext
@@ -116,7 +116,7 @@ class _Found:
         return self.layer.node if self.norm is None else self.norm
 
 
-class _Packer(ImageSpreader):
+class _Packer(ImageLayoutPropagation):
     """Replaces convolutions, and lets what reads them follow their layout."""
 
     def __init__(self, edit: EditSession) -> None:

@@ -60,15 +60,13 @@ def _put_bits(generator: Any, state: Any) -> Callable[[], object]:
 def _candidates(fn: Any, given: Any) -> Iterator[Any]:
     """Yield what may be generators: what a program is given, and what is stored around it."""
     yield from pytree.tree_leaves(given)
-    modules = fn.modules() if isinstance(fn, torch.nn.Module) else ()
-    functions = [fn.forward] if isinstance(fn, torch.nn.Module) else [fn]
-    for module in modules:
-        yield from vars(module).values()
-    for function in functions:
-        plain = function.__func__ if isinstance(function, MethodType) else function
-        if not isinstance(plain, FunctionType):
-            continue
-        cells: tuple[CellType, ...] = plain.__closure__ or ()
+    if isinstance(fn, torch.nn.Module):
+        for module in fn.modules():
+            yield from vars(module).values()
+        fn = fn.forward
+    function = fn.__func__ if isinstance(fn, MethodType) else fn
+    if isinstance(function, FunctionType):
+        cells: tuple[CellType, ...] = function.__closure__ or ()
         yield from map(content, cells)
-        yield from (plain.__globals__.get(name) for name in plain.__code__.co_names)
-        yield from plain.__defaults__ or ()
+        yield from (function.__globals__.get(name) for name in function.__code__.co_names)
+        yield from function.__defaults__ or ()

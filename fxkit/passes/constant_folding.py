@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +37,14 @@ class ConstantFolding(Pass):
         fold_parameters: Whether parameters are constants: for inference only.
         fold_dequantized: Whether quantised weights become floating point, which takes four to eight
             times the memory; and buffers of float8 and bfloat16 the wider type they are cast to.
+        where: Which nodes are folded, views too, by a predicate over `torch.fx` nodes; when left
+            out, all that are none.
     """
 
     max_bytes: int = 16 * 2**20
     fold_parameters: bool = False
     fold_dequantized: bool = False
+    where: Callable[[fx.Node], bool] | None = None
 
     def drops_gradients(self) -> bool:
         """Tell whether parameters are constants."""
@@ -104,14 +108,12 @@ class _Folder:
         for node, value in self.values.items():
             if node.op == "get_attr" or not isinstance(value, torch.Tensor):
                 continue
-            needed = any(user not in self.values for user in node.users)
-            if not needed or self._is_view_of_constant(node):
-                continue
-            if self.order.aliases.root(node) in self.returned:
+            readers = self._readers(node)
+            if not readers or not self._is_wanted(node):
                 continue
             with self.edit.on_behalf_of([node], "constant_folding"):
                 read = self.edit.add_attribute("_folded", value.detach(), before=node)
-                self.edit.replace(node, read)
+                self.edit.replace_uses(node, read, readers.__contains__)
         for node in reversed(list(self.values)):
             if not node._erased and not node.users:
                 self.edit.erase(node)
@@ -130,6 +132,21 @@ class _Folder:
             if callable(node.target):
                 return node.target(*args, **kwargs)
             return getattr(args[0], node.target)(*args[1:], **kwargs)
+
+    def _readers(self, node: fx.Node) -> dict[fx.Node, None]:
+        """Return the users that need a node's value each time, but for its memory."""
+        root = self.order.aliases.root
+        readers = dict.fromkeys(user for user in node.users if user not in self.values)
+        if root(node) not in self.returned:
+            return readers
+        if self.options.where is None:
+            return {}
+        own = root(node)
+        return {user: None for user in readers if user.op != "output" and root(user) is not own}
+
+    def _is_wanted(self, node: fx.Node) -> bool:
+        where = self.options.where
+        return not self._is_view_of_constant(node) if where is None else where(node)
 
     def _is_view_of_constant(self, node: fx.Node) -> bool:
         """Tell whether a folded node only shows a constant's own memory."""

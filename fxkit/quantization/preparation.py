@@ -21,6 +21,7 @@ from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.probes import Probe, ProbeSite, insert_probe
 from fxkit.quantization.batches import told_where_it_does_not_fit
 from fxkit.quantization.config import QuantizationConfig
+from fxkit.quantization.fold_weights import FoldWeights
 from fxkit.quantization.observed_places import ObservedPlaces, new_observer, observed
 from fxkit.quantization.observers import RangeObserver
 from fxkit.quantization.open_attention import OpenAttention
@@ -300,7 +301,7 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
     """
     if isinstance(model, fx.GraphModule):
         copied = fx.GraphModule(model, copy.deepcopy(model.graph))
-        return apply(copied, OpenLayers(), OpenAttention())
+        return apply(copied, OpenLayers(), OpenAttention(), FoldWeights())
     if type(model) is not Captured and _has_graph(model):
         raise UnsupportedError(
             f"expected a model, a graph, or a program captured in mode 'whole', got {_kind(model)}",
@@ -315,13 +316,13 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
     keywords = dict(kwargs or {})
     with told_where_it_does_not_fit(args, keywords):
         if not isinstance(model, Captured):
-            return apply(capture(fn, args, keywords), OpenAttention())
+            return apply(capture(fn, args, keywords), OpenAttention(), FoldWeights())
         program = copy.copy(model)  # with its options, and graphs of its own
         if model.changes:
             program(*args, **keywords)
         elif (failure := program.capture_now(args, keywords).failure) is not None:
             raise capture_error(failure)
-        return apply(program, OpenAttention())
+        return apply(program, OpenAttention(), FoldWeights())
 
 
 def _has_graph(model: Any) -> bool:

@@ -111,3 +111,14 @@ def test_a_masked_layer_says_how_it_can_be_quantised() -> None:
         torch.backends.mha.set_fastpath_enabled(True)
     rows = q.report(quantized, prepared).rows
     assert [row.operator for row in rows if row.is_quantized] == ["aten.linear"] * 4
+
+
+def test_each_projection_is_quantised_where_one_weight_holds_those_of_several_inputs() -> None:
+    model = nn.MultiheadAttention(32, 4).eval()
+    inputs = torch.randn(5, 2, 32), torch.randn(7, 2, 32), torch.randn(7, 2, 32)
+    prepared = q.prepare(model, inputs, q.int8_static())
+    assert torch.equal(prepared(*inputs)[0], model(*inputs)[0])
+    quantized = q.convert(prepared)
+    rows = q.report(quantized, prepared).rows
+    assert [row.how.split()[0] for row in rows if row.operator == "aten.linear"] == ["weight"] * 4
+    torch.testing.assert_close(quantized(*inputs)[0], model(*inputs)[0], atol=0.05, rtol=0.05)

@@ -1,0 +1,51 @@
+"""Weights that a program computes from its parameters become stored ones."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxkit.ir.op import resolve
+from fxkit.ir.session import EditSession
+from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.constant_folding import ConstantFolding
+from fxkit.quantization.operand_table import OPERATORS
+
+
+@dataclass(frozen=True)
+class FoldWeights(Pass):
+    """Compute once the weights that parameters alone determine, so that they are quantised as such.
+
+    So it is with `torch.nn.utils.parametrizations`, with weights that are standardised, cast or
+    transposed in each call.
+
+    Rewrites:
+        %w = aten._weight_norm_interface(%v, %g); %y = aten.conv1d(%x, %w)
+            →  %y = aten.conv1d(%x, self._folded)
+    """
+
+    def drops_gradients(self) -> bool:
+        """Tell that parameters are constants."""
+        return True
+
+    def apply(self, edit: EditSession, context: PassContext) -> None:
+        """Visit the nodes in order. Cost: linear in the edges, and that of computing weights."""
+        if any(map(_is_computed_weight, edit.graph.nodes)):
+            ConstantFolding(
+                max_bytes=sys.maxsize, fold_parameters=True, where=_is_computed_weight
+            ).apply(edit, context)
+
+
+def _is_computed_weight(node: fx.Node) -> bool:
+    """Tell whether an operator takes a node as its weight that reads no parameter itself."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    for user in node.users:
+        call = resolve(user)
+        row = OPERATORS.get(call.name) if call is not None else None
+        if call is not None and row is not None and row.weight is not None:
+            if call.arguments.get(row.weight) is node:
+                return True
+    return False

@@ -10,9 +10,18 @@ from collections.abc import Iterator
 _FROZEN_AT_START = 1000
 
 
+_seen_frozen = False
+
+
 def has_frozen() -> bool:
-    """Tell whether the program has frozen objects (`gc.freeze`): no search of `gc` finds those."""
-    return gc.get_freeze_count() >= _FROZEN_AT_START
+    """Tell whether the program has frozen objects (`gc.freeze`): no search of `gc` finds those.
+
+    To count them takes as long as there are many. So what has frozen some once is taken to have
+    some from then on.
+    """
+    global _seen_frozen
+    _seen_frozen = _seen_frozen or gc.get_freeze_count() >= _FROZEN_AT_START
+    return _seen_frozen
 
 
 @contextlib.contextmanager

@@ -255,6 +255,12 @@ def test_an_edit_by_torch_fx_alone_is_told_of_when_another_graph_is_captured() -
     captured(torch.ones(3, dtype=torch.float64))  # once is enough
 
 
+def test_an_edit_by_torch_fx_alone_is_told_of_when_its_program_is_compiled() -> None:
+    captured = _with_plain_edit()
+    with pytest.warns(UserWarning, match=r"or by fxkit.compile"):
+        fxkit.compile(captured)
+
+
 def test_a_reported_edit_and_none_at_all_are_not_told_of() -> None:
     captured, x = fxkit.capture(lambda x: torch.relu(x) + 1, (torch.ones(3),)), torch.ones(3)
     captured(x.double())

@@ -60,6 +60,7 @@ from fxkit.quantization.specs import (
     int8_weight_only,
 )
 from fxkit.quantization.stored_weight import StoredWeight
+from fxkit.torch_adapters import quantized_operators
 
 __all__ = [
     "BACKENDS",
@@ -119,6 +120,8 @@ __all__ = [
     "smooth_for",
     "smooth_quant",
 ]
+
+quantized_operators.register()  # so that rules can be written over them
 
 _ABOVE = {"search": "fxkit.searching"}
 """What compiles, and so lies above the compiler, but is named here."""

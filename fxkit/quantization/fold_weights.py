@@ -42,10 +42,13 @@ def _is_computed_weight(node: fx.Node) -> bool:
     """Tell whether an operator takes a node as its weight that reads no parameter itself."""
     if node.op not in ("call_function", "call_method"):
         return False
-    for user in node.users:
-        call = resolve(user)
-        row = OPERATORS.get(call.name) if call is not None else None
-        if call is not None and row is not None and row.weight is not None:
-            if call.arguments.get(row.weight) is node:
-                return True
-    return False
+    return any(_weight_of(user) is node for user in node.users)
+
+
+def _weight_of(node: fx.Node) -> object:
+    """Return the operand that is a weight where it is stored; None where there is none."""
+    call = resolve(node)
+    row = OPERATORS.get(call.name) if call is not None else None
+    if call is None or row is None or row.weight is None:
+        return None
+    return call.arguments.get(row.weight)

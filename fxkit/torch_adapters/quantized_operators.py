@@ -17,6 +17,11 @@ _LIBRARY = private(
 )
 
 
+def register() -> None:
+    """Let `torch.ops.quantized_decomposed` have its operators, where this torch knows them."""
+    _LIBRARY.get()
+
+
 @functools.cache
 def quantized_operators() -> Any:
     """Return the namespace of the operators, registered.

@@ -99,6 +99,8 @@ class Captured(CapturedGraphs):
     ) -> None:
         check_request(dynamic)
         super().__init__(backend, substitution)
+        if isinstance(fn, Captured):
+            fn.warn_of_unreported_edits(map(fn._changed_graph, fn.kept))
         if isinstance(fn, Captured) and fn.changes:
             self.change_as(fn)
             fn = fn.fn

@@ -113,16 +113,17 @@ class ChangedProgram(ABC):
             self._texts[gm] = _text_hash(gm.graph)
 
     def warn_of_unreported_edits(self, graphs: Iterable[fx.GraphModule]) -> None:
-        """Warn once where a graph was edited by torch.fx alone, as another one is captured."""
+        """Warn once where a graph was edited by torch.fx alone, as another one is going to run."""
         if self._changes or self._has_warned_of_edits:
             return
         if any(self._texts.get(gm, now) != now for gm in graphs for now in [_text_hash(gm.graph)]):
             self._has_warned_of_edits = True
             warnings.warn(
                 "expected edits of a captured graph that its program is told of, got edits by "
-                "torch.fx alone: they hold for that graph, and not for the one that is captured "
-                "now for another kind of call\n  hint:  edit inside `with fxkit.edit(captured) as "
-                "edit:`, by fxkit.rewrite or by a PassManager, which hold for all graphs",
+                "torch.fx alone: they hold for that graph, and not for one that is captured for "
+                "another kind of call, or by fxkit.compile\n  hint:  edit inside `with "
+                "fxkit.edit(captured) as edit:`, by fxkit.rewrite or by a PassManager, which hold "
+                "for all graphs",
                 stacklevel=2,
             )
 

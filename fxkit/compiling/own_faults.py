@@ -5,14 +5,11 @@ from __future__ import annotations
 import warnings
 
 from fxkit.errors import FxkitError, PassError
-from fxkit.lower.compiling.pack_convolutions import PackConvolutions
 from fxkit.lower.fusion.kernel_faults import REPORT
 from fxkit.passes.base import Pass
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
 
-_OWN_PASSES = (
-    *LOWERING, *LOWERING_FAST, *LOWERING_TRAINING, *TRAINING, PackConvolutions()
-)  # fmt: skip
+_OWN_PASSES = (*LOWERING, *LOWERING_FAST, *LOWERING_TRAINING, *TRAINING)
 
 _REPORT = f"This is a fault of fxkit, not of the program. {REPORT}"
 
@@ -28,7 +25,8 @@ class OwnFaults:
 
         That is so of the passes that `fxkit.compile` runs by itself: others are the user's choice.
         """
-        if current not in _OWN_PASSES:
+        is_of_lowering = type(current).__module__.startswith("fxkit.lower.")
+        if current not in _OWN_PASSES and not is_of_lowering:
             return False
         is_rule = error.rule not in (None, current.name)
         failed = f"the rule {error.rule} of " if is_rule else ""

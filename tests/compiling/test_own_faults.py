@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import fxkit
+from fxkit import quantization
 from fxkit.compiling import graph_compiler
 from fxkit.errors import PassError
+from fxkit.lower.compiling.convolve_integers import ConvolveIntegers
+from fxkit.lower.compiling.group_scales import SpellOutGroups
+from fxkit.lower.compiling.multiply_integers import MultiplyIntegers
 from fxkit.passes import Pass
 from fxkit.passes.canonicalise import Canonicalise
 from fxkit.passes.common_subexpression_elimination import CommonSubexpressionElimination
@@ -161,6 +166,43 @@ def test_the_other_rules_of_the_pass_go_on() -> None:
     nodes = [node for region in module.regions for node in region.nodes]
     assert "mul" not in nodes and "relu" in nodes and "relu_1" in nodes
     torch.testing.assert_close(compiled(*args), attends(*args))
+
+
+def convolution() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU()), torch.randn(2, 8, 9, 9)
+
+
+def layer() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU()), torch.randn(8, 64)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "make", "spec"),
+    [
+        (MultiplyIntegers, layer, quantization.int8_static()),
+        (MultiplyIntegers, layer, quantization.int8_dynamic()),
+        (ConvolveIntegers, convolution, quantization.int8_static()),
+        (SpellOutGroups, layer, quantization.int4_weight_only(32)),
+    ],
+)
+def test_passes_over_quantised_programs_are_left_out_alone(
+    kind: type[Pass], make: Callable[[], tuple[nn.Module, torch.Tensor]], spec: Any, is_late: bool
+) -> None:
+    model, x = make()
+    prepared = quantization.prepare(model.eval(), (x,), spec)
+    prepared(x)
+    quantized = quantization.convert(prepared)
+    with torch.no_grad(), failing_pass(kind, is_late) as name:
+        compiled = fxkit.compile(quantized)
+        with pytest.warns(UserWarning, match=f"the pass {name}.* failed") as caught:
+            results = [compiled(x), compiled(x)]
+        wanted = quantized(x)
+    for result in results:
+        torch.testing.assert_close(result, wanted, atol=0.05, rtol=0.05)
+    assert len(caught) == 1
+    (module,) = compiled.compiled_modules
+    assert any(region.kernel is not None for region in module.regions)
 
 
 def test_faults_in_training_are_left_out() -> None:

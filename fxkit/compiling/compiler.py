@@ -289,9 +289,9 @@ def compile(
     Args:
         fn: A function, module or bound method.
         passes: The passes to run before lowering; by default `LOWERING`, and `LOWERING_TRAINING`
-            where gradients are asked for. What those change that change numbers on purpose shows
-            in each call; where a call can't be captured, the program runs as it is, with one
-            warning that says why.
+            where gradients are asked for. Passes with `numerics="changed"` apply to every call:
+            what the run that is captured did is taken back, and the transformed graph runs. Where
+            a call can't be captured, `fn` runs untransformed, with one warning that says why.
         train: Whether to compile gradients: where they are asked for when left out; True also warns
             where a graph is trained in eager, with the reason; with False all are.
         dynamic: Which sizes of the arguments' tensors a captured graph leaves open, as
@@ -299,7 +299,7 @@ def compile(
             number in a kernel's text has to become one that is read at run time.
         tune: Whether to time each kernel against eager, with one thread and with all, and keep the
             fastest; compiling takes longer, once. Graphs with gradients are not tuned.
-        fast: Whether results may be nearer to float64 than eager's. bf16 and f16 results stay
+        fast: Whether numerics are relaxed, within eager's errors. bf16 and f16 results stay
             float32 within a kernel, where by default each is rounded where eager rounds it; and the
             passes are `LOWERING_FAST` and `TRAINING`, whose rules may lose an Inf or a NaN that
             only a value in between has. Products of float32 may be computed from parts in bfloat16,

@@ -130,7 +130,7 @@ class GraphCompiler:
         self._options = options
         self._alters_results = alters_results
         self._note = note
-        self._policy = Policy(rounds=not options.fast, splits_products=options.fast)
+        self._policy = Policy(rounds=not options.fast, allows_bf16x3=options.fast)
         self._own_faults = OwnFaults()
         self._trials: tuple[KernelTrial, ...] = ()
         self.modules: list[CompiledModule | TrainingModule] = []

@@ -82,7 +82,7 @@ class _Group:
     first_user: fx.Node | None = None
     last_operand: fx.Node | None = None
 
-    def takes(self, node: fx.Node, operand: fx.Node) -> bool:
+    def try_add(self, node: fx.Node, operand: fx.Node) -> bool:
         """Add an operator if it fits; say whether it did."""
         if operand in self.nodes:
             return False
@@ -192,9 +192,9 @@ class _Batcher:
         key = (form, type_of(operand), isinstance(node.target, OpOverload))
         group = self._open.get(key)
         is_apart = group is None or self._changes_mode(group, node)
-        if group is None or is_apart or not group.takes(node, operand):
+        if group is None or is_apart or not group.try_add(node, operand):
             group = self._open[key] = _Group()
-            if not group.takes(node, operand):
+            if not group.try_add(node, operand):
                 return
             self.groups.append(group)
 
@@ -252,7 +252,7 @@ class _Batcher:
                 continue
             layer = layer_of(node, self.weights)
             operand = layer.input if isinstance(layer, Layer) else node.all_input_nodes[0]
-            if not group.takes(node, operand):
+            if not group.try_add(node, operand):
                 return _Group()
             if isinstance(layer, Layer):
                 group.layers.append(layer)

@@ -83,8 +83,8 @@ LOWERING = (
 """What `fxkit.compile` runs: `SIMPLIFY`, but of operators that were written out only attention,
 convolution and products are put together; what torch computes by other calls is decomposed first,
 sizes of complex numbers are computed from their parts, float8 is cast by arithmetic on its bits,
-copies that nobody can tell from what they copy are left out, and what else copies is called a
-copy."""
+redundant copies are left out, and calls that have to copy, such as a reshape, become
+`aten.clone`."""
 
 LOWERING_FAST = (
     DecomposeForKernels(),

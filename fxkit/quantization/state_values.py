@@ -58,9 +58,9 @@ class StateValues:
         return (self.input.name, *(node.name for node in self.entering))
 
     def is_rounded_for(self, user: fx.Node, node: fx.Node) -> bool:
-        """Tell whether a user takes the input, or what enters, rounded; what writes takes it not.
+        """Tell whether a user reads the quantised and dequantised value of a node.
 
-        Results that are the input are what was written to it, if that was.
+        A write to the input, and a result that is the input after it was written, take the raw one.
         """
         if node is not self.input:
             return user in self.members or (user.op == "output" and node is self.result)

@@ -17,7 +17,7 @@ class StoredWeight:
     """A weight as integers, or as floats of fewer bits where its spec has a type of such.
 
     Attributes:
-        integers: Of the weight's shape; floats in that case.
+        integers: The stored elements, of the weight's shape; floats where its spec's type is one.
         parameters: One scale; or one for each channel; or [channels, groups].
         axis: The axis of channels.
         spec: How it is stored.

@@ -185,7 +185,7 @@ class Captured(CapturedGraphs):
             return result
         if self.alters_results:
             return self._capture_and_run(call, args, kwargs, changed)
-        if self._cache.evictions >= MAX_EVICTIONS or self._pauses.takes():
+        if self._cache.evictions >= MAX_EVICTIONS or self._pauses.skips_call():
             self._last_ran_in_python = True
             return self._in_python(args, kwargs)
         attempt = self._attempt(call, args, kwargs, changed)

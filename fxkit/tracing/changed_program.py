@@ -19,7 +19,7 @@ from fxkit.tracing.values.refusals import Failure
 
 @dataclass(frozen=True)
 class Substitution:
-    """What has to be known of a backend that computes something else than it is given.
+    """Callbacks for a backend whose passes change on purpose what is computed.
 
     Attributes:
         note_unchanged: Is told why a call runs the program itself.

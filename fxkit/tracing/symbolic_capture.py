@@ -11,7 +11,7 @@ import torch
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.parameter_names import placeholder_names
-from fxkit.tracing.recorder.state_restore import Undo
+from fxkit.tracing.recorder.state_restore import Mutations
 from fxkit.tracing.recording.cache_entry import CacheEntry
 from fxkit.tracing.recording.run_guards import module_guards, structure_guard
 from fxkit.tracing.symbolic import SymbolicTracer, traced_module
@@ -87,8 +87,8 @@ def capture_symbolically(
                 *_modules(tracer.root),
             ),
             value_guards=(),
-            undo=Undo(),
-            changes=Undo(),
+            undo=Mutations(),
+            changes=Mutations(),
             has_regions=regions is not None and regions.has_changed,
             result=tracer.result,
             mutations=(),

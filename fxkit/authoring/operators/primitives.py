@@ -19,7 +19,7 @@ from fxkit.authoring.operators.terms import CONST, Term, apply, const, in_order,
 from fxkit.lower.loop_ir.builder import Ref
 from fxkit.lower.loop_ir.scalar_functions import SCALAR_FUNCTIONS
 from fxkit.lower.operators.integer_ops import floored_quotient, floored_rest
-from fxkit.lower.operators.row_table import scanned
+from fxkit.lower.operators.reduction_table import scanned
 from fxkit.lower.operators.scalar_ops import TABLE
 from fxkit.lower.operators.scalar_table import call, select
 from fxkit.torch_adapters.modes import without_dispatch_modes

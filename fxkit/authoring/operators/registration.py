@@ -19,7 +19,7 @@ from fxkit.authoring.operators.row_form import row_op_of_definition
 from fxkit.errors import UnsupportedError
 from fxkit.ir.compositions import declare_composition
 from fxkit.lower.loop_ir.bits import Number
-from fxkit.lower.operators import row_table, scalar_table
+from fxkit.lower.operators import reduction_table, scalar_table
 from fxkit.torch_adapters.decompositions import declare_decomposition, withdraw_decomposition
 from fxkit.torch_adapters.operator_derivatives import register_derivatives
 from fxkit.torch_adapters.operators import refuse_calls
@@ -54,7 +54,7 @@ class Registration:
         if definition.rows is None:
             scalar_table.TABLE[row_name] = row_of_definition(definition, row_name, tolerance)
         elif (row := row_op_of_definition(definition, row_name, tolerance)) is not None:
-            row_table.TABLE[row_name] = row
+            reduction_table.TABLE[row_name] = row
         declare_composition(self.overload, self.composition)
         declare_decomposition(self.overload, self.core_composition, self._fake)
 
@@ -88,7 +88,7 @@ class Registration:
         """Take the operator, and its gradients, out of torch again."""
         for gradient in self._gradients.values():
             gradient.withdraw()
-        for table in (scalar_table.TABLE, row_table.TABLE):
+        for table in (scalar_table.TABLE, reduction_table.TABLE):
             table.pop(f"{self.namespace}.{self.definition.name}", None)
         withdraw_decomposition(self.overload)
         self._library._destroy()

@@ -12,16 +12,16 @@ from fxkit.authoring.operators.evaluation import Dtypes, KernelComputer, ScalarE
 from fxkit.authoring.operators.row_values import LENGTH
 from fxkit.lower.loop_ir.builder import Ref
 from fxkit.lower.loop_ir.loop_ir import Unfusable
-from fxkit.lower.operators.row_table import Arguments, RowOp
+from fxkit.lower.operators.reduction_table import Arguments, ReductionOp
 
 
-def row_op_of_definition(definition: Definition, name: str, tolerance: float) -> RowOp | None:
+def row_op_of_definition(definition: Definition, name: str, tolerance: float) -> ReductionOp | None:
     """Return what the fuser knows of an operator on rows; None where it has no place for it.
 
     Args:
         definition: What the operator computes.
         name: Its name in graphs.
-        tolerance: See `RowOp`.
+        tolerance: See `ReductionOp`.
     """
     if list(definition.wide) != sorted(definition.wide, reverse=True):
         return None  # results that are rows come first there
@@ -43,7 +43,7 @@ def row_op_of_definition(definition: Definition, name: str, tolerance: float) ->
         single = {n: rank for n, rank in ranks.items() if n not in rows}
         return {n: range(last - rank, last) for n, rank in single.items()}
 
-    return RowOp(
+    return ReductionOp(
         name=name,
         build=build,
         axes=_last,

@@ -175,7 +175,7 @@ def _partition(state: Lowering) -> None:
 def _choose_kernels(state: Lowering) -> None:
     """Choose a kernel or torch's library for each product, convolution and attention."""
     assert state.partition is not None
-    choosing = replace(state.target.choosing, may_split=state.policy.splits_products)
+    choosing = replace(state.target.choosing, allows_bf16x3=state.policy.allows_bf16x3)
     state.choices = choose_kernels(state.gm, state.partition.steps, choosing, state.faults)
 
 

@@ -48,12 +48,12 @@ class Choosing:
         objection: Says why torch is as fast for what a kernel can compute, or None.
         packing_pays: Tells of a layer, and of whether the library adds its bias, whether that is
             faster with the weight packed.
-        may_split: Whether numbers may be split where that is faster; see `Product.is_split`.
+        allows_bf16x3: Whether numbers may be split where that is faster; see `Product.is_bf16x3`.
     """
 
     objection: Objection
     packing_pays: Callable[[ProductNode, bool], bool]
-    may_split: bool = False
+    allows_bf16x3: bool = False
 
     @classmethod
     def by_speed(cls) -> Choosing:
@@ -188,7 +188,7 @@ def _fastest(
 ) -> tuple[ProductNode, str | None]:
     """Return a node as it is summed fastest, and why torch is as fast as that, or None."""
     objection = choosing.objection
-    for other in kernels.others(found, choosing.may_split):
+    for other in kernels.others(found, choosing.allows_bf16x3):
         if objection(kernels, other) is None:
             return other, None
     return found, objection(kernels, found)

@@ -43,7 +43,7 @@ class WholePrinter(KernelPrinter):
         """Return the texts that a kernel's text stands on, each behind those that it needs."""
 
 
-def _in_no_other_way(found: ProductNode, may_split: bool) -> tuple[ProductNode, ...]:
+def _in_no_other_way(found: ProductNode, allows_bf16x3: bool) -> tuple[ProductNode, ...]:
     return ()
 
 
@@ -72,7 +72,7 @@ class Joined:
         objection_by_kind: Says it for one of many sizes, which those near by share.
         others: Returns other ways to sum it, which are taken where they are faster than the library
             and than the usual one. Is also told whether numbers may be split; see
-            `Product.is_split`.
+            `Product.is_bf16x3`.
     """
 
     find: Callable[[fx.Node, torch.nn.Module], ProductNode]

@@ -21,7 +21,7 @@ from fxkit.lower.loop_ir.index import row_major
 from fxkit.lower.loop_ir.loop_ir import SUPPORTED, Unfusable
 from fxkit.lower.operators import movement_ops, row_ops, scalar_ops
 from fxkit.lower.operators.movement_table import MoveOp
-from fxkit.lower.operators.row_ops import RowOp
+from fxkit.lower.operators.row_ops import ReductionOp
 from fxkit.lower.operators.scalar_table import ScalarOp
 
 # Where kernels run; a region's policy says which of them it is for.
@@ -43,7 +43,7 @@ class Candidate:
 
     node: fx.Node
     call: Call
-    row: ScalarOp | RowOp | MoveOp
+    row: ScalarOp | ReductionOp | MoveOp
     operands: Mapping[str, Any]
     operand_types: Mapping[fx.Node | Attribute, Any]
     types: tuple[TensorType, ...]
@@ -86,7 +86,7 @@ def tensors_in(values: Iterable[Any]) -> list[fx.Node | Attribute]:
     return found
 
 
-def row_of(call: Call, name: str | None = None) -> ScalarOp | RowOp | MoveOp | None:
+def row_of(call: Call, name: str | None = None) -> ScalarOp | ReductionOp | MoveOp | None:
     """Return the table's row for a call; of an operator that has several, the one that serves."""
     name = row_ops.variant(call.name if name is None else name, _arguments(call))
     return scalar_ops.TABLE.get(name) or row_ops.TABLE.get(name) or movement_ops.TABLE.get(name)

@@ -16,7 +16,7 @@ from fxkit.lower.fusion.candidates import Candidate
 from fxkit.lower.fusion.placement import row_coordinates, rows_lie_along_memory
 from fxkit.lower.fusion.region_space import Coordinates, RegionSpace, kept
 from fxkit.lower.loop_ir.loop_ir import Kernel, Unfusable
-from fxkit.lower.operators.row_ops import RowOp
+from fxkit.lower.operators.row_ops import ReductionOp
 
 # Rows longer than this, whose sums would leave the second-level cache, are summed apart.
 MAX_ROW = 16384
@@ -38,7 +38,7 @@ def place_sum(
         Unfusable: When it is no such sum, or does not pay.
     """
     row = found.row
-    if not isinstance(row, RowOp) or row.name != "aten.sum" or space.reduced is None:
+    if not isinstance(row, ReductionOp) or row.name != "aten.sum" or space.reduced is None:
         raise Unfusable("it is no sum over all rows")
     if not found.type.dtype.is_floating_point or not sum_dtype_of(found).is_floating_point:
         raise Unfusable("it sums integers")
@@ -65,7 +65,7 @@ def place_sum(
 
 def sum_dtype_of(found: Candidate) -> torch.dtype:
     """Return the dtype in which a sum takes its operand."""
-    if not isinstance(found.row, RowOp):
+    if not isinstance(found.row, ReductionOp):
         raise TypeError(f"expected a sum, got {found.row.name}")
     dtypes = [found.operand_types[tensor].dtype for tensor in found.tensors]
     return found.row.input_dtype(found.call.arguments, dtypes)

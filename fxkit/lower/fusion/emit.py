@@ -22,7 +22,7 @@ from fxkit.lower.fusion.candidates import Candidate, position_taken
 from fxkit.lower.fusion.column_sums import sum_dtype_of
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.moved_results import Moved, moved_axes
-from fxkit.lower.fusion.placement import frame_of, is_model, row_coordinates, row_dims, row_shape
+from fxkit.lower.fusion.placement import domain_of, is_model, row_coordinates, row_dims, row_shape
 from fxkit.lower.fusion.point import EmittedPoint
 from fxkit.lower.fusion.view_map import ViewMap, view_map
 from fxkit.lower.fusion.walked_axes import WalkedAxes, split
@@ -39,7 +39,7 @@ from fxkit.lower.loop_ir.loop_ir import (
     register_of,
 )
 from fxkit.lower.operators.movement_table import MoveOp
-from fxkit.lower.operators.row_ops import RowOp
+from fxkit.lower.operators.row_ops import ReductionOp
 from fxkit.lower.operators.scalar_table import Computes, ScalarOp
 from fxkit.lower.scheduling.axis_order import ordered
 
@@ -154,7 +154,7 @@ class _Emitter:
             operand, index = view.source, view.index(index, self.sizes)
         if isinstance(operand, fx.Node) and operand in self._members:
             member = self._members[operand]
-            if isinstance(member.row, RowOp):
+            if isinstance(member.row, ReductionOp):
                 return self._of_row(member, position, index)
             return self._results(member, index)[position]
         return self._load(operand, index)
@@ -185,12 +185,12 @@ class _Emitter:
 
     def _results(self, member: Candidate, index: Sequence[Index]) -> tuple[Ref, ...]:
         guard = None if self.guard is None else self.guard.position
-        is_row = isinstance(member.row, RowOp)
+        is_row = isinstance(member.row, ReductionOp)
         key = member.node if is_row else (member.node, tuple(index), guard)
         if key in self.values:
             return self.values[key]
         before = self.guard
-        if isinstance(member.row, RowOp):
+        if isinstance(member.row, ReductionOp):
             self.guard = None
             values = self._row(member, member.row)
         elif isinstance(member.row, MoveOp):
@@ -289,18 +289,18 @@ class _Emitter:
             raise Unfusable("it takes a number where a tensor is expected")
         return self.builder.const(value, register_of(dtype) if exact else dtype)
 
-    def _framed(self, member: Candidate, row: RowOp) -> tuple[Ref, ...]:
-        """Compute a row operator that reads its operands where it says itself."""
-        frame = frame_of(member)
+    def _over_own_domain(self, member: Candidate, row: ReductionOp) -> tuple[Ref, ...]:
+        """Compute an operator that indexes its operands over an iteration domain of its own."""
+        domain = domain_of(member)
         index = self.axes.place(self.group.space.identity)
-        point = EmittedPoint(self, index, frame.sizes, member.type.dtype)
+        point = EmittedPoint(self, index, domain.sizes, member.type.dtype)
         attributes = {name: member.attributes.get(name) for name in row.attributes}
         result = row.build(point, *member.operands.values(), **attributes)
         return result if isinstance(result, tuple) else (result,)
 
-    def _row(self, member: Candidate, row: RowOp) -> tuple[Ref, ...]:
-        if row.frame is not None:
-            return self._framed(member, row)
+    def _row(self, member: Candidate, row: ReductionOp) -> tuple[Ref, ...]:
+        if row.domain is not None:
+            return self._over_own_domain(member, row)
         group = self.group
         shape = row_shape(member)
         coordinates = row_coordinates(member, group.space, group.placed)

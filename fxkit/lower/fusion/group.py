@@ -16,7 +16,7 @@ from fxkit.lower.fusion.region_space import Coordinates, RegionSpace
 from fxkit.lower.fusion.view_map import alias_source, is_alias, shown_by
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.movement_table import MoveOp
-from fxkit.lower.operators.row_ops import RowOp
+from fxkit.lower.operators.row_ops import ReductionOp
 
 # A kernel of more operators or operands takes the compiler long and runs out of registers.
 MAX_MEMBERS = 48
@@ -60,7 +60,7 @@ class FusionGroup:
     may_sum: bool = False
     rounds: bool = True
 
-    def takes(self, found: Candidate) -> bool:
+    def try_add(self, found: Candidate) -> bool:
         """Take a candidate in when it fits and has to do with the region."""
         if len(self.members) >= MAX_MEMBERS or len(self.reads) >= MAX_READS:
             return False
@@ -96,11 +96,11 @@ class FusionGroup:
         except Unfusable:
             if self.is_strict:
                 raise
-            if self._takes_sum(found):
+            if self._try_add_sum(found):
                 self.sums.add(found.node)
-            elif self._can_turn(found):
-                self._turn(found)
-            elif self._can_float(found):
+            elif self._can_sum_over_rows(found):
+                self._sum_over_rows(found)
+            elif self._can_be_inlined(found):
                 self.coordinates[found.node] = None
             elif self._can_move_to(found, tensors):
                 self._move_to(found)
@@ -115,7 +115,7 @@ class FusionGroup:
         self.results[found.node] = place(found, self.space, self.placed)
         self.coordinates[found.node] = self.results[found.node][0]
 
-    def _takes_sum(self, found: Candidate) -> bool:
+    def _try_add_sum(self, found: Candidate) -> bool:
         """Take in a sum over all rows, if it is one."""
         if not self.may_sum:
             return False
@@ -125,13 +125,13 @@ class FusionGroup:
             return False
         return True
 
-    def _can_turn(self, found: Candidate) -> bool:
+    def _can_sum_over_rows(self, found: Candidate) -> bool:
         """Tell whether what the region has reduced so far may be sums over all rows of another.
 
         All else that it computes must be as wide as its space.
         """
         reducing = self._reducing
-        if not self.may_sum or not reducing or self.sums or not isinstance(found.row, RowOp):
+        if not self.may_sum or not reducing or self.sums or not isinstance(found.row, ReductionOp):
             return False
         if any(member.row.name != "aten.sum" for member in reducing.values()):
             return False
@@ -148,9 +148,9 @@ class FusionGroup:
 
     @property
     def _reducing(self) -> dict[fx.Node, Candidate]:
-        return {m.node: m for m in self.members if isinstance(m.row, RowOp)}
+        return {m.node: m for m in self.members if isinstance(m.row, ReductionOp)}
 
-    def _turn(self, found: Candidate) -> None:
+    def _sum_over_rows(self, found: Candidate) -> None:
         """Reduce the rows that a candidate reduces; what was reduced is summed over all of them."""
         before = (self.space, dict(self.coordinates), dict(self.results))
         self.space = RegionSpace(self.space.sizes)
@@ -166,9 +166,9 @@ class FusionGroup:
             raise
         self.sums.update(sums)
 
-    def _can_float(self, found: Candidate) -> bool:
+    def _can_be_inlined(self, found: Candidate) -> bool:
         """Tell whether a candidate may be computed where others of the region will read it."""
-        is_plain = not isinstance(found.row, RowOp) and not _checks(found)
+        is_plain = not isinstance(found.row, ReductionOp) and not _checks(found)
         return is_plain and self._leads_to(found.node, self.space.sizes)
 
     def _can_move_to(self, found: Candidate, tensors: Iterable[fx.Node]) -> bool:
@@ -212,7 +212,7 @@ class FusionGroup:
             return True
         return self._leads_to(user, shape, depth - 1)
 
-    def takes_alias(self, node: fx.Node) -> bool:
+    def try_add_view(self, node: fx.Node) -> bool:
         """Take a view of one of its values in; a kernel that can't follow it is not made."""
         call = resolve(node)
         source = alias_source(call) if call else None

@@ -30,7 +30,7 @@ from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.fusion.region_space import RegionSpace
 from fxkit.lower.fusion.view_map import is_alias, shown_by, views_of
 from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel, Unfusable
-from fxkit.lower.operators.row_ops import RowOp
+from fxkit.lower.operators.row_ops import ReductionOp
 from fxkit.lower.scheduling.index_intervals import (
     IndexInterval,
     computed,
@@ -38,7 +38,7 @@ from fxkit.lower.scheduling.index_intervals import (
     stretches,
     whole_row,
 )
-from fxkit.lower.scheduling.row_sweeps import cost_of
+from fxkit.lower.scheduling.kernel_cost import cost_of
 
 # Cost of a region's kernel, at most, as a multiple of what its operators cost in kernels of their
 # own: it is larger where fused values are computed again at several indices.
@@ -185,7 +185,7 @@ class _Partitioner:
 
     def _is_slow(self, found: Candidate) -> bool:
         row = found.row
-        is_slow = isinstance(row, RowOp) and (
+        is_slow = isinstance(row, ReductionOp) and (
             row.slow or (row.slow_along and rows_lie_along_memory(found, are_few=True))
         )
         return is_slow and self._policy.device.type == "cpu" and self._policy.min_members > 1
@@ -232,7 +232,7 @@ class _Partitioner:
 
     def _may_be_joined(self, node: fx.Node) -> bool:
         """Tell whether all readers of a node wait for something else, so that it would be alone."""
-        if isinstance(self._candidates[node].row, RowOp) or any(self._siblings(node)):
+        if isinstance(self._candidates[node].row, ReductionOp) or any(self._siblings(node)):
             return False
         readers = [user for user in node.users if user.op != "output"]
         return bool(readers) and all(is_candidate(r) and self._waits_for[r] > 1 for r in readers)
@@ -260,11 +260,11 @@ class _Partitioner:
 
     def _joins(self, node: fx.Node, group: FusionGroup) -> bool:
         if node in self._candidates:
-            if node not in self._fusable or not group.takes(self._candidates[node]):
+            if node not in self._fusable or not group.try_add(self._candidates[node]):
                 return False
             self._fusable.remove(node)
             return True
-        if is_alias(node) and node in self._ready and group.takes_alias(node):
+        if is_alias(node) and node in self._ready and group.try_add_view(node):
             self._ready.remove(node)
             return True
         return False
@@ -331,14 +331,14 @@ class _Partitioner:
         for node in group.nodes:
             found = self._candidates.get(node)
             if found is None:
-                if part is not None and part.takes_alias(node):
+                if part is not None and part.try_add_view(node):
                     continue
                 if part is not None:
                     yield part
                 part = None
                 yield node
                 continue
-            if part is not None and part.takes(found):
+            if part is not None and part.try_add(found):
                 continue
             if part is not None:
                 yield part

@@ -20,8 +20,8 @@ from fxkit.lower.fusion.view_map import alias_source
 from fxkit.lower.loop_ir.index import row_major
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.movement_table import MoveOp
-from fxkit.lower.operators.row_ops import RowOp
-from fxkit.lower.operators.row_table import ReducedFrame, no_dim
+from fxkit.lower.operators.reduction_table import IterationDomain, no_dim
+from fxkit.lower.operators.row_ops import ReductionOp
 from fxkit.lower.operators.scalar_table import ScalarOp
 from fxkit.lower.scheduling.row_sweeps import MANY_ROWS
 
@@ -41,7 +41,7 @@ def place(
     Raises:
         Unfusable: When it does not fit into the region.
     """
-    if isinstance(found.row, RowOp):
+    if isinstance(found.row, ReductionOp):
         return _place_row(found, found.row, space, inside)
     if isinstance(found.row, MoveOp):
         return (_place_beside(found.type.shape, space),)
@@ -52,7 +52,7 @@ def place(
     return (_place_points(found, found.type.shape, space, inside),) * len(found.types)
 
 
-def is_model(row: ScalarOp | RowOp | MoveOp, operand: str) -> bool:
+def is_model(row: ScalarOp | ReductionOp | MoveOp, operand: str) -> bool:
     """Tell whether only the type of an operand matters."""
     return row.name == "aten.type_as" and operand == "other"
 
@@ -77,12 +77,12 @@ def _place_beside(shape: Sequence[int], space: RegionSpace) -> Coordinates:
 
 def _place_row(
     found: Candidate,
-    row: RowOp,
+    row: ReductionOp,
     space: RegionSpace,
     inside: Mapping[fx.Node, Coordinates],
 ) -> tuple[Coordinates, ...]:
-    if row.frame is not None:
-        return _place_frame(frame_of(found), space)
+    if row.domain is not None:
+        return _place_domain(domain_of(found), space)
     shape = row_shape(found)
     coordinates = row_coordinates(found, space, inside)
     dims = row.axes(found.call.arguments, len(shape))
@@ -98,21 +98,23 @@ def _place_row(
     return placed
 
 
-def frame_of(found: Candidate) -> ReducedFrame:
-    """Return the space of a row operator that says itself over what it runs."""
-    if not isinstance(found.row, RowOp) or found.row.frame is None:
-        raise TypeError(f"expected an operator with a space of its own, got {found.row.name}")
+def domain_of(found: Candidate) -> IterationDomain:
+    """Return the iteration domain of an operator that has one of its own, such as pooling."""
+    if not isinstance(found.row, ReductionOp) or found.row.domain is None:
+        raise TypeError(
+            f"expected an operator with an iteration domain of its own, got {found.row.name}"
+        )
     tensors = {n: v for n, v in found.operands.items() if isinstance(v, (fx.Node, Attribute))}
     shapes = {name: tuple(found.operand_types[value].shape) for name, value in tensors.items()}
-    return found.row.frame(found.call.arguments, shapes, [tuple(t.shape) for t in found.types])
+    return found.row.domain(found.call.arguments, shapes, [tuple(t.shape) for t in found.types])
 
 
-def _place_frame(frame: ReducedFrame, space: RegionSpace) -> tuple[Coordinates, ...]:
-    if frame.sizes != space.sizes or frame.joints != space.joints:
+def _place_domain(domain: IterationDomain, space: RegionSpace) -> tuple[Coordinates, ...]:
+    if domain.sizes != space.sizes or domain.joints != space.joints:
         raise Unfusable("it does not run over the space of its neighbours")
-    if frame.reduced:
-        space.reduce_along(frozenset(frame.reduced))
-    return frame.results
+    if domain.reduced:
+        space.reduce_along(frozenset(domain.reduced))
+    return domain.results
 
 
 def row_coordinates(
@@ -148,7 +150,7 @@ def row_shape(found: Candidate) -> tuple[int, ...]:
 
 def row_dims(found: Candidate) -> dict[str, tuple[int, ...]]:
     """Return, for each tensor that a row operator takes, where its dimensions lie."""
-    if not isinstance(found.row, RowOp):
+    if not isinstance(found.row, ReductionOp):
         raise TypeError(f"expected a candidate with a row program, got {found.row.name}")
     tensors = {n: v for n, v in found.operands.items() if isinstance(v, (fx.Node, Attribute))}
     ranks = {name: len(found.operand_types[value].shape) for name, value in tensors.items()}
@@ -162,7 +164,7 @@ def rows_lie_along_memory(found: Candidate, are_few: bool = False) -> bool:
         found: A call of a row operator, or of another, of which it does not hold.
         are_few: Whether to ask for those alone of which a kernel can't handle several at a time.
     """
-    if not isinstance(found.row, RowOp):
+    if not isinstance(found.row, ReductionOp):
         return False
     known = [type_of(t) for t in found.tensors if isinstance(t, fx.Node)]
     tensors = [t for t in known if isinstance(t, TensorType) and t.stride]
@@ -184,10 +186,10 @@ def _has_many_rows(known: TensorType, dim: int) -> bool:
 
 def first_space(found: Candidate) -> RegionSpace:
     """Return the space of a region that begins with this candidate."""
-    if isinstance(found.row, RowOp) and found.row.frame is not None:
-        frame = frame_of(found)
-        return RegionSpace(frame.sizes, joints=frame.joints)
-    if isinstance(found.row, RowOp):
+    if isinstance(found.row, ReductionOp) and found.row.domain is not None:
+        domain = domain_of(found)
+        return RegionSpace(domain.sizes, joints=domain.joints)
+    if isinstance(found.row, ReductionOp):
         return RegionSpace(row_shape(found))
     return RegionSpace(tuple(found.type.shape))
 

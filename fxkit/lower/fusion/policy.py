@@ -21,13 +21,13 @@ class Policy:
             that is fused saves a write to memory and a read.
         rounds: Whether results of 16 bits are rounded within a kernel wherever eager rounds them.
             Otherwise they stay float32 there: faster and nearer to float64, but not eager's bits.
-        splits_products: Whether a float32 product may be computed as products of bfloat16 matrices,
+        allows_bf16x3: Whether a float32 product may be computed as products of bfloat16 matrices,
             each operand split into three, where the processor has a matrix unit and that is faster.
     """
 
     min_members: int = 2
     rounds: bool = True
-    splits_products: bool = False
+    allows_bf16x3: bool = False
 
     @property
     def device(self) -> torch.device:

@@ -43,7 +43,7 @@ class Product(TensorOp):
         depth: Number of terms of each sum.
         left_strides: Strides of the left operand, in elements: from row to row, from term to term.
         right_strides: Strides of the right operand: from term to term, from column to column.
-        is_split: Whether each number is split into three of bfloat16, which a processor's matrix
+        is_bf16x3: Whether each number is split into three of bfloat16, which a processor's matrix
             unit multiplies.
     """
 
@@ -55,7 +55,7 @@ class Product(TensorOp):
     depth: int
     left_strides: tuple[int, int]
     right_strides: tuple[int, int]
-    is_split: bool = False
+    is_bf16x3: bool = False
 
     @property
     def op(self) -> str:
@@ -65,7 +65,7 @@ class Product(TensorOp):
     @property
     def way(self) -> str:
         """Whether numbers are split, which says what prints it."""
-        return "split_product" if self.is_split else self.op
+        return "bf16x3_product" if self.is_bf16x3 else self.op
 
     @property
     def count(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fxkit.lower.loop_ir.builder import Ref
 from fxkit.lower.loop_ir.loop_ir import Unfusable
-from fxkit.lower.operators.row_table import (
+from fxkit.lower.operators.reduction_table import (
     Arguments,
     at_least,
     by_dim,

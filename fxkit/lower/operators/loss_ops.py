@@ -15,9 +15,9 @@ import torch
 
 from fxkit.lower.loop_ir.builder import Ref
 from fxkit.lower.loop_ir.loop_ir import Unfusable
-from fxkit.lower.operators import row_table, scalar_table
+from fxkit.lower.operators import reduction_table, scalar_table
 from fxkit.lower.operators.distance_ops import vector_norm
-from fxkit.lower.operators.row_table import (
+from fxkit.lower.operators.reduction_table import (
     at_least,
     every_dim,
     function,
@@ -71,10 +71,10 @@ def _loss(
             known = scalar_table.TABLE[name]
             known = replace(known, build=alone, attributes=(*known.attributes, "result_dtype"))
             scalar_table.TABLE[name] = known
-            row_table.row(f"{name}.reduced", axes=every_dim)(reduced)
-            found = row_table.TABLE[f"{name}.reduced"]
+            reduction_table.row(f"{name}.reduced", axes=every_dim)(reduced)
+            found = reduction_table.TABLE[f"{name}.reduced"]
             attributes = (*known.attributes, "reduction", "count", "sizes")
-            row_table.TABLE[found.name] = replace(
+            reduction_table.TABLE[found.name] = replace(
                 found, operands=known.operands, attributes=attributes, checks=known.checks
             )
         return element

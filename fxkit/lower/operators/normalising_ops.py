@@ -8,7 +8,7 @@ import torch
 
 from fxkit.lower.loop_ir.builder import Ref
 from fxkit.lower.loop_ir.loop_ir import Unfusable, register_of
-from fxkit.lower.operators.row_table import Arguments, centred, function, no_dim, row, total
+from fxkit.lower.operators.reduction_table import Arguments, centred, function, no_dim, row, total
 
 
 def _normalized_shape(arguments: Arguments, rank: int) -> tuple[int, ...]:

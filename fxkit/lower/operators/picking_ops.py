@@ -12,13 +12,13 @@ from fxkit.lower.loop_ir.index import Index
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.indexing_ops import checked
 from fxkit.lower.operators.movement_table import Point
-from fxkit.lower.operators.row_table import (
+from fxkit.lower.operators.reduction_table import (
     Arguments,
-    ReducedFrame,
+    IterationDomain,
     Shape,
-    framed,
     function,
     largest,
+    over_domain,
     total,
 )
 from fxkit.lower.operators.scalar_table import select
@@ -29,16 +29,16 @@ Shapes = Mapping[str, Shape]
 # --- groups of channels
 
 
-def _groups(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> ReducedFrame:
+def _groups(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> IterationDomain:
     batch, channels, *rest = shapes["input"]
     groups = arguments["num_groups"]
     sizes = (batch, groups, channels // groups, *rest)
     joint = len(sizes)
     result = (0, joint, *range(3, len(sizes)))
-    return ReducedFrame(sizes, tuple(range(2, len(sizes))), (result,), ((1, 2),))
+    return IterationDomain(sizes, tuple(range(2, len(sizes))), (result,), ((1, 2),))
 
 
-@framed("aten.group_norm", frame=_groups)
+@over_domain("aten.group_norm", domain=_groups)
 def _group_norm(
     p: Point, input: Any, weight: Any, bias: Any, *, eps: float, num_groups: int
 ) -> Ref:
@@ -58,11 +58,11 @@ def _group_norm(
 # --- the diagonal
 
 
-def _diagonal(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> ReducedFrame:
-    return ReducedFrame((min(shapes["self"]),), (0,), ((),))
+def _diagonal(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> IterationDomain:
+    return IterationDomain((min(shapes["self"]),), (0,), ((),))
 
 
-@framed("aten.trace", frame=_diagonal)
+@over_domain("aten.trace", domain=_diagonal)
 def _trace(p: Point, self: Any) -> Ref:
     return total(p.read(self, (p.index[0], p.index[0])))
 
@@ -70,12 +70,12 @@ def _trace(p: Point, self: Any) -> Ref:
 # --- losses that pick a class
 
 
-def _targets(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> ReducedFrame:
+def _targets(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> IterationDomain:
     """Run over the targets; reduce all of them unless each has its own loss."""
     target = shapes["target"]
     axes = tuple(range(len(target)))
     is_reduced = arguments["reduction"] != 0
-    return ReducedFrame(target, axes if is_reduced else (), ((),) if is_reduced else (axes,))
+    return IterationDomain(target, axes if is_reduced else (), ((),) if is_reduced else (axes,))
 
 
 def _picked(p: Point, target: Ref, classes: int, ignored: int) -> tuple[Index, Ref]:
@@ -88,7 +88,7 @@ def _picked(p: Point, target: Ref, classes: int, ignored: int) -> tuple[Index, R
     return p.place(select(counts, target, zero)), counts
 
 
-@framed("aten.nll_loss_nd", "aten.nll_loss", "aten.nll_loss2d", frame=_targets, checks=True)
+@over_domain("aten.nll_loss_nd", "aten.nll_loss", "aten.nll_loss2d", domain=_targets, checks=True)
 def _nll_loss(
     p: Point, self: Any, target: Any, weight: Any, *, reduction: int, ignore_index: int
 ) -> Ref:
@@ -106,7 +106,7 @@ def _nll_loss(
     )
 
 
-def _classes(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> ReducedFrame:
+def _classes(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> IterationDomain:
     """Run over the scores; reduce the classes, and with one target all there is."""
     shape = shapes["self"]
     d = 1 if len(shape) > 1 else 0
@@ -115,10 +115,10 @@ def _classes(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> 
         raise Unfusable("it reduces what was reduced before")
     if shapes["target"] == shape and rest:
         raise Unfusable("its targets are probabilities")
-    return ReducedFrame(shape, (d,), (rest,))
+    return IterationDomain(shape, (d,), (rest,))
 
 
-@framed("aten.cross_entropy_loss", frame=_classes, checks=True)
+@over_domain("aten.cross_entropy_loss", domain=_classes, checks=True)
 def _cross_entropy(
     p: Point, self: Any, target: Any, weight: Any, *, reduction: int, ignore_index: int,
     label_smoothing: float,
@@ -136,17 +136,17 @@ def _cross_entropy(
     return select(counts, function("log", sum_) - (picked - top), p.number(0))
 
 
-def _margins(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> ReducedFrame:
+def _margins(arguments: Arguments, shapes: Shapes, results: Sequence[Shape]) -> IterationDomain:
     """Run over the scores; reduce the classes."""
     if arguments["reduction"] not in (0, "none"):
         raise Unfusable("it reduces what was reduced before")
     if len(shapes["self"]) != 2:
         raise Unfusable("scores without a batch are left to eager")
-    return ReducedFrame(shapes["self"], (1,), ((0,),))
+    return IterationDomain(shapes["self"], (1,), ((0,),))
 
 
-@framed(
-    "aten.multi_margin_loss", "torch.nn.functional.multi_margin_loss", frame=_margins, checks=True
+@over_domain(
+    "aten.multi_margin_loss", "torch.nn.functional.multi_margin_loss", domain=_margins, checks=True
 )  # fmt: skip
 def _multi_margin_loss(
     point: Point, self: Any, target: Any, weight: Any, *, p: int, margin: float

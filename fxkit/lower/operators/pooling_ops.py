@@ -12,12 +12,12 @@ from fxkit.lower.loop_ir.builder import Ref
 from fxkit.lower.loop_ir.index import Index
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.movement_table import Point
-from fxkit.lower.operators.row_table import (
+from fxkit.lower.operators.reduction_table import (
     Arguments,
-    ReducedFrame,
+    IterationDomain,
     Shape,
-    framed,
     largest,
+    over_domain,
     smallest,
     total,
 )
@@ -33,21 +33,21 @@ def _each(value: Any, rank: int) -> list[int]:
 
 
 def _windows(rank: int, count: int = 1) -> Any:
-    """Return the frame of a pooling over windows of one size: results, then windows."""
+    """Return the domain of a pooling over windows of one size: results, then windows."""
 
-    def frame(
+    def domain(
         arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]
-    ) -> ReducedFrame:
+    ) -> IterationDomain:
         window = _each(arguments["kernel_size"], rank)
         return _over(results[0], window, count)
 
-    return frame
+    return domain
 
 
-def _over(result: Shape, window: Sequence[int], count: int) -> ReducedFrame:
+def _over(result: Shape, window: Sequence[int], count: int) -> IterationDomain:
     lead = len(result)
     reduced = tuple(range(lead, lead + len(window)))
-    return ReducedFrame((*result, *window), reduced, (tuple(range(lead)),) * count)
+    return IterationDomain((*result, *window), reduced, (tuple(range(lead)),) * count)
 
 
 class _Window:
@@ -180,29 +180,29 @@ def _place_of(
 
 
 for _rank in (1, 2, 3):
-    framed(f"aten.avg_pool{_rank}d", frame=_windows(_rank))(_avg_pool(_rank))
-    framed(f"aten.max_pool{_rank}d", frame=_windows(_rank))(_max_pool(_rank, False))
+    over_domain(f"aten.avg_pool{_rank}d", domain=_windows(_rank))(_avg_pool(_rank))
+    over_domain(f"aten.max_pool{_rank}d", domain=_windows(_rank))(_max_pool(_rank, False))
     placed = f"aten.max_pool{_rank}d_with_indices"
     python = f"torch.nn.functional.max_pool{_rank}d_with_indices"
-    framed(placed, python, frame=_windows(_rank, 2), slow=True)(_max_pool(_rank, True))
-    framed(f"torch.nn.functional.lp_pool{_rank}d", frame=_windows(_rank))(_lp_pool(_rank))
+    over_domain(placed, python, domain=_windows(_rank, 2), slow=True)(_max_pool(_rank, True))
+    over_domain(f"torch.nn.functional.lp_pool{_rank}d", domain=_windows(_rank))(_lp_pool(_rank))
 
 
 # --- windows that divide an operand into a given number of parts
 
 
 def _parts(rank: int, count: int = 1) -> Any:
-    """Return the frame of an adaptive pooling: results, then the longest window."""
+    """Return the domain of an adaptive pooling: results, then the longest window."""
 
-    def frame(
+    def domain(
         arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]
-    ) -> ReducedFrame:
+    ) -> IterationDomain:
         sizes = shapes["self"][-rank:]
         parts = results[0][-rank:]
         longest = [_longest(size, n) for size, n in zip(sizes, parts, strict=True)]
         return _over(results[0], longest, count)
 
-    return frame
+    return domain
 
 
 def _longest(size: int, parts: int) -> int:
@@ -263,16 +263,16 @@ def _adaptive_max_pool(rank: int) -> Any:
 
 
 for _rank in (1, 2, 3):
-    framed(f"aten.adaptive_avg_pool{_rank}d", frame=_parts(_rank))(_adaptive_avg_pool(_rank))
+    over_domain(f"aten.adaptive_avg_pool{_rank}d", domain=_parts(_rank))(_adaptive_avg_pool(_rank))
     python = f"torch.nn.functional.adaptive_max_pool{_rank}d_with_indices"
     names = (f"aten.adaptive_max_pool{_rank}d", python)
-    framed(*names, frame=_parts(_rank, 2))(_adaptive_max_pool(_rank))
+    over_domain(*names, domain=_parts(_rank, 2))(_adaptive_max_pool(_rank))
 
 
 def _areas(
     arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]
-) -> ReducedFrame:
+) -> IterationDomain:
     return _parts(len(shapes["self"]) - 2)(arguments, shapes, results)
 
 
-framed("torch.nn.functional.interpolate.area", frame=_areas)(_adaptive_avg_pool(None))
+over_domain("torch.nn.functional.interpolate.area", domain=_areas)(_adaptive_avg_pool(None))

@@ -13,7 +13,7 @@ from fxkit.lower.loop_ir.builder import Ref
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators import movement_table, scalar_table
 from fxkit.lower.operators.movement_table import Point
-from fxkit.lower.operators.row_table import Arguments, ReducedFrame, Shape, framed
+from fxkit.lower.operators.reduction_table import Arguments, IterationDomain, Shape, over_domain
 from fxkit.lower.operators.scalar_table import Computes, call, select
 
 # Eager converts to integers of 64 bits; larger numbers become the lowest one.
@@ -66,14 +66,14 @@ def _dequantize_channels(p: Point, input: Any, scales: Any, zero_points: Any, *,
 
 def _whole(
     arguments: Arguments, shapes: Mapping[str, Shape], results: Sequence[Shape]
-) -> ReducedFrame:
+) -> IterationDomain:
     """Run over all elements, for two results."""
     axes = tuple(range(len(results[0])))
-    return ReducedFrame(tuple(results[0]), (), (axes, axes))
+    return IterationDomain(tuple(results[0]), (), (axes, axes))
 
 
-@framed(
-    "aten.fake_quantize_per_channel_affine_cachemask", frame=_whole, checks=True, tolerance=0
+@over_domain(
+    "aten.fake_quantize_per_channel_affine_cachemask", domain=_whole, checks=True, tolerance=0
 )  # fmt: skip
 def _per_channel_with_mask(
     p: Point, self: Any, scale: Any, zero_point: Any, *, axis: int, quant_min: int, quant_max: int

@@ -23,10 +23,10 @@ from fxkit.lower.operators import (
     scan_ops,
 )
 from fxkit.lower.operators.distance_ops import vector_norm
-from fxkit.lower.operators.row_table import (
+from fxkit.lower.operators.reduction_table import (
     TABLE,
     Arguments,
-    RowOp,
+    ReductionOp,
     by_dim,
     centred,
     every_dim,
@@ -42,8 +42,8 @@ from fxkit.lower.operators.row_table import (
 from fxkit.lower.operators.scalar_table import multiply_add, select
 
 __all__ = [
-    "TABLE", "RowOp", "distance_ops", "loss_ops", "normalising_ops", "picking_ops", "pooling_ops",
-    "scan_ops", "variant",
+    "TABLE", "ReductionOp", "distance_ops", "loss_ops", "normalising_ops", "picking_ops",
+    "pooling_ops", "scan_ops", "variant",
 ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fxkit.lower.loop_ir.builder import Ref
-from fxkit.lower.operators.row_table import by_dim, row, scanned, sum_dtype
+from fxkit.lower.operators.reduction_table import by_dim, row, scanned, sum_dtype
 from fxkit.lower.operators.scalar_table import select
 
 

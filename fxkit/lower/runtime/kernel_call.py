@@ -13,7 +13,7 @@ from fxkit.ir.types import TensorType
 from fxkit.lower.codegen.cpp.calling_convention import SUFFIX
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.runtime.launcher import Launcher
-from fxkit.lower.scheduling.row_sweeps import cost_of_point
+from fxkit.lower.scheduling.kernel_cost import cost_of_point
 
 # Operations below which waking the other threads costs more than they save.
 PARALLEL_WORK = 300_000

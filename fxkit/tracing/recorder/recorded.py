@@ -17,7 +17,7 @@ from torch.fx.node import has_side_effect
 from fxkit.analysis.type_inference.declared_types import declare_type
 from fxkit.ir.types import TensorType, type_of_value
 from fxkit.tracing.bytecode.value_flow import Flow
-from fxkit.tracing.recorder.state_restore import Undo
+from fxkit.tracing.recorder.state_restore import Mutations
 from fxkit.tracing.values.sources import ValueSource
 
 
@@ -87,7 +87,7 @@ class Progress:
     python: tuple[Any, Any]
     drew: bool = False
     raised: BaseException | None = None
-    before_guard: Undo = field(default_factory=Undo)
+    before_guard: Mutations = field(default_factory=Mutations)
 
 
 def python_random_states() -> tuple[Any, Any]:

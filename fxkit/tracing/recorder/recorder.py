@@ -29,7 +29,7 @@ from fxkit.tracing.recorder.recorded import (
     needs_grad,
 )
 from fxkit.tracing.recorder.scalar_tracing import scalar_text
-from fxkit.tracing.recorder.state_restore import Undo
+from fxkit.tracing.recorder.state_restore import Mutations
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES
 from fxkit.tracing.recorder.transforms import BelowTransforms
 from fxkit.tracing.values.refusals import Failure, Refusal
@@ -163,7 +163,7 @@ class Recorder(OpaqueTracing, TorchFunctionMode):
         self._progress.raised = None
         self._progress.random = []
 
-    def finish(self) -> Undo:
+    def finish(self) -> Mutations:
         """Check what can only be known at the end, and return what the whole program changed."""
         if self.failure is None:
             self._try(self._follow_modes, self._check_random, self._check_end)

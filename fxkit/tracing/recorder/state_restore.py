@@ -24,7 +24,7 @@ Entries = list[tuple[h.GuardedContainer, dict[Any, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Undo:
+class Mutations:
     """What a graph changes, and so what has to be copied to be able to take it back.
 
     Attributes:

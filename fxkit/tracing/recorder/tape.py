@@ -32,7 +32,7 @@ from fxkit.tracing.recorder.recorded import (
     python_random_states,
     same_bytes,
 )
-from fxkit.tracing.recorder.state_restore import Undo, random_states, same_random_states
+from fxkit.tracing.recorder.state_restore import Mutations, random_states, same_random_states
 from fxkit.tracing.recorder.writes import Writes, version_of
 from fxkit.tracing.values.effects import write_text
 from fxkit.tracing.values.refusals import Refusal
@@ -165,7 +165,7 @@ class Tape:
         return self._create("get_attr", name, (), {}, None)
 
     @property
-    def before_guards(self) -> Undo:
+    def before_guards(self) -> Mutations:
         """What has changed before the last value guard."""
         return self._progress.before_guard
 

@@ -10,7 +10,7 @@ import torch
 from fxkit.torch_adapters import pytree
 from fxkit.tracing.guarding.aliasing_guards import storage_key
 from fxkit.tracing.recorder.calls import CallSpelling
-from fxkit.tracing.recorder.state_restore import Undo
+from fxkit.tracing.recorder.state_restore import Mutations
 
 
 @dataclass(slots=True, eq=False)
@@ -65,11 +65,11 @@ class Writes:
             if storage_key(watched.tensor) in storages:
                 watched.is_marked |= always or not watched.tensor.requires_grad
 
-    def so_far(self, is_random: bool) -> Undo:
+    def so_far(self, is_random: bool) -> Mutations:
         """Return what has been written to, together with all that shares memory with it."""
         storages = {storage_key(w.tensor) for w in self._watched if w.is_written()}
         touched = [w for w in self._watched if storages and storage_key(w.tensor) in storages]
-        return Undo(
+        return Mutations(
             tuple(watched.leaf for watched in touched if watched.leaf is not None),
             tuple(watched.target for watched in touched if watched.target is not None),
             is_random,

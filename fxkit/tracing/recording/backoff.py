@@ -18,7 +18,7 @@ class ExponentialBackoff:
         self._failures = 0
         self._left = 0
 
-    def takes(self) -> bool:
+    def skips_call(self) -> bool:
         """Tell whether a call is to run unrecorded; count it if so."""
         if not self._left:
             return False

@@ -16,7 +16,7 @@ from fxkit.tracing.guarding.size_guards import FreeTensorGuard, SizeGuard
 from fxkit.tracing.guarding.state_containers import ABSENT, GuardedContainer
 from fxkit.tracing.guarding.state_guards import AttributesGuard, StateWatch
 from fxkit.tracing.recorder.recorded import OpaqueCall
-from fxkit.tracing.recorder.state_restore import MemorySnapshot, Undo
+from fxkit.tracing.recorder.state_restore import MemorySnapshot, Mutations
 from fxkit.tracing.values.effects import quietly
 from fxkit.tracing.values.regions import RegionModes
 from fxkit.tracing.values.scalar_inputs import ScalarInput, with_free
@@ -98,8 +98,8 @@ class CacheEntry:
     graph_module: fx.GraphModule
     guards: tuple[g.Guard, ...]
     value_guards: tuple[g.ValueGuard, ...]
-    undo: Undo
-    changes: Undo
+    undo: Mutations
+    changes: Mutations
     has_regions: bool
     result: Blueprint
     mutations: tuple[tuple[int, Blueprint], ...]
@@ -164,7 +164,7 @@ class CacheEntry:
         snapshot = self._snapshot(call, self.changes)
         try:
             with torch.no_grad(), quietly():
-                self._execute(call, Undo(), self._forward())
+                self._execute(call, Mutations(), self._forward())
         except g.GuardFailed as failed:
             return failed.mismatch
         except Exception as error:
@@ -178,7 +178,7 @@ class CacheEntry:
         """Return the graph module's code, without torch.fx's own print of each exception in it."""
         return self.graph_module.forward
 
-    def _execute(self, call: g.GuardedCall, undo: Undo, run: Callable[..., Any]) -> Any:
+    def _execute(self, call: g.GuardedCall, undo: Mutations, run: Callable[..., Any]) -> Any:
         snapshot = self._snapshot(call, undo) if undo else None
         modes = RegionModes.now() if self.has_regions else None
         try:
@@ -204,10 +204,10 @@ class CacheEntry:
         extras = [extra.places[0].read() for extra in self.extras]
         return [*call.parts.tensors, *numbers, *extras]
 
-    def _snapshot(self, call: g.GuardedCall, undo: Undo) -> MemorySnapshot:
+    def _snapshot(self, call: g.GuardedCall, undo: Mutations) -> MemorySnapshot:
         return MemorySnapshot(self._named(call, undo), undo.is_random)
 
-    def _named(self, call: g.GuardedCall, undo: Undo) -> list[torch.Tensor]:
+    def _named(self, call: g.GuardedCall, undo: Mutations) -> list[torch.Tensor]:
         tensors = [call.parts.tensors[index] for index in undo.leaves]
         tensors += [self.outside[name] for name in undo.outside if name in self.outside]
         return tensors + [x.places[0].read() for x in self.extras if x.name in undo.outside]

@@ -28,7 +28,7 @@ from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.calls import READS_GRAD_FN
 from fxkit.tracing.recorder.recorded import Outside
 from fxkit.tracing.recorder.recorder import Recorder, active_recorder
-from fxkit.tracing.recorder.state_restore import Entries, Rewind, Undo
+from fxkit.tracing.recorder.state_restore import Entries, Mutations, Rewind
 from fxkit.tracing.recorder.tape import misfit
 from fxkit.tracing.recording.cache_entry import CacheEntry, Extra, RecordedEffects
 from fxkit.tracing.recording.invocation import Invocation
@@ -166,7 +166,7 @@ class RecordedRun:
         leaves = zip(names, parts.tensors, strict=True)
         self.recorder = self.make_recorder(leaves)
         self.recorder.earlier = invocation.earlier
-        self.changes = Undo()
+        self.changes = Mutations()
         self.extras: list[Outside] = []
 
     def make_recorder(self, leaves: Iterable[tuple[str, torch.Tensor]]) -> Recorder:
@@ -316,7 +316,7 @@ class RecordedRun:
     def settle(self, module: fx.GraphModule, inputs: tuple[Any, ...]) -> None:
         """Look at the whole graph before guards are made of it."""
 
-    def _undo(self) -> Undo:
+    def _undo(self) -> Mutations:
         recorder = self.recorder
         if (
             recorder.may_catch
@@ -324,7 +324,7 @@ class RecordedRun:
             or not (self.changes.leaves or self.changes.outside)
         ):
             return self.changes
-        return self.recorder.before_guards if self.recorder.reads else Undo()
+        return self.recorder.before_guards if self.recorder.reads else Mutations()
 
     def _changed_containers(self) -> list[tuple[int, Any, str]]:
         changed = []
@@ -357,7 +357,7 @@ class RecordedRun:
             outputs[:] = [node if output is item.node else output for output in outputs]
         return extras
 
-    def _check_undo(self, undo: Undo) -> None:
+    def _check_undo(self, undo: Mutations) -> None:
         written = [self.call.parts.tensors[index] for index in undo.leaves]
         written += [item.tensor for item in self.recorder.outside if item.target in undo.outside]
         if any(tensor.grad_fn is not None for tensor in written):

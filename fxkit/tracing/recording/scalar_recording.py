@@ -17,7 +17,7 @@ from fxkit.tracing.guarding import state_containers as h
 from fxkit.tracing.guarding.special_state import ArrayHolder, MemoHolder
 from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.scalar_tracing import NAME
-from fxkit.tracing.recorder.state_restore import Undo
+from fxkit.tracing.recorder.state_restore import Mutations
 from fxkit.tracing.recording.cache_entry import CacheEntry
 from fxkit.tracing.recording.graph_comparison import is_same_but_for_scalars
 from fxkit.tracing.recording.invocation import Invocation
@@ -168,7 +168,7 @@ class _ScalarRun(Rerun[CacheEntry]):
         found = list(self._inputs.values())
         return tuple(source for _, source, _ in found), [value for _, _, value in found]
 
-    def _undo(self) -> Undo:
+    def _undo(self) -> Mutations:
         """Take all back where a call fails: other numbers may make it fail."""
         return self.changes
 

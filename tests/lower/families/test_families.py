@@ -79,7 +79,7 @@ def ways_of(kernel: Kernel, has_unit: bool = matrix_unit.is_available()) -> Iter
     first, *others = kernel.body
     for switch, may_be in (
         ("is_winograd", getattr(first.detail, "may_be_winograd", False)),
-        ("is_split", has_unit),
+        ("is_bf16x3", has_unit),
     ):
         if may_be and hasattr(first.detail, switch):
             turned = replace(first, detail=replace(first.detail, **{switch: True}))
@@ -155,7 +155,7 @@ def test_samples_take_each_way_of_their_family(family: str) -> None:
     kernels = [kernel for name in names for kernel, _ in kernels_of(name)]
     taken = {printer_of(way) for kernel in kernels for way in ways_of(kernel)}
     printers = FAMILIES[family].printers
-    without_unit = set() if matrix_unit.is_available() else {printers.get("split_product")}
+    without_unit = set() if matrix_unit.is_available() else {printers.get("bf16x3_product")}
     assert taken | without_unit >= set(printers.values())
 
 

@@ -18,7 +18,7 @@ from fxkit.lower.loop_ir.builder import Builder
 from fxkit.lower.loop_ir.interpreter import interpret
 from fxkit.lower.loop_ir.loop_ir import Access, Buffer, Kernel, Store
 from fxkit.lower.loop_ir.scalar_functions import COSTLY, SCALAR_FUNCTIONS, ScalarFunction
-from fxkit.lower.scheduling.row_sweeps import cost_of_point
+from fxkit.lower.scheduling.kernel_cost import cost_of_point
 from tests.lower.codegen.cuda.shim import build_on_cpu, run_on_cpu
 
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})

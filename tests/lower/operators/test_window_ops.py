@@ -227,4 +227,4 @@ def test_each_framed_row_has_a_case() -> None:
         *(f"{kind}_pool{rank}d" for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max")
           for rank in (1, 2, 3)),
     }  # fmt: skip
-    assert called == {name.rpartition(".")[2] for name, row in TABLE.items() if row.frame}
+    assert called == {name.rpartition(".")[2] for name, row in TABLE.items() if row.domain}

@@ -19,7 +19,7 @@ from fxkit.lower.scheduling.index_intervals import (
     outcome,
     stretches,
 )
-from fxkit.lower.scheduling.row_sweeps import cost_of
+from fxkit.lower.scheduling.kernel_cost import cost_of
 
 
 def kernel_of(guard: Callable[[Builder], Ref], length: int = 10) -> Kernel:

@@ -10,7 +10,7 @@ from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.recorder.state_restore import (
     MemorySnapshot,
-    Undo,
+    Mutations,
     random_states,
     same_random_states,
 )
@@ -105,8 +105,8 @@ def test_write_after_the_last_branch_needs_no_copy():
         total.add_(a * scale)
 
     captured = capture(fn, (torch.zeros(3), UP))
-    assert captured.kept[0].undo == Undo()
-    assert captured.kept[0].changes == Undo(leaves=(0,))
+    assert captured.kept[0].undo == Mutations()
+    assert captured.kept[0].changes == Mutations(leaves=(0,))
 
 
 def test_containers_are_changed_once():

@@ -50,12 +50,12 @@ def test_what_can_be_held_is_still_found():
 def test_a_recording_that_succeeds_begins_anew():
     pauses = ExponentialBackoff()
     for _ in range(TRIES):
-        assert not pauses.takes()
+        assert not pauses.skips_call()
         pauses.note(failed=True)
-    assert [pauses.takes() for _ in range(FIRST_PAUSE + 1)] == [True] * FIRST_PAUSE + [False]
+    assert [pauses.skips_call() for _ in range(FIRST_PAUSE + 1)] == [True] * FIRST_PAUSE + [False]
     pauses.note(failed=False)
     pauses.note(failed=True)
-    assert not pauses.takes()
+    assert not pauses.skips_call()
 
 
 def test_pauses_have_a_limit():

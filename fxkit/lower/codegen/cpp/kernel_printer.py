@@ -22,7 +22,8 @@ from fxkit.lower.codegen.cpp.strength_reduction import ShorterForms
 from fxkit.lower.codegen.cpp.vector_loops import VectorLoops
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.loop_ir.rounded_values import unrounded
-from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule, cost_of_point
+from fxkit.lower.scheduling.kernel_cost import cost_of_point
+from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule
 
 # Threads share the loop that follows; each has the same part of it in every call.
 SHARED = "#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)"

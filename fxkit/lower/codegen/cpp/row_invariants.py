@@ -14,7 +14,7 @@ import torch
 from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel
 from fxkit.lower.loop_ir.rounded_values import unrounded
-from fxkit.lower.scheduling.row_sweeps import is_costly
+from fxkit.lower.scheduling.kernel_cost import is_costly
 
 # With fewer rows there is little to be spared; longer rows are cut into tiles.
 MIN_ROWS = 8

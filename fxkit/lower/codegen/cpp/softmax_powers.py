@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from fxkit.lower.codegen.cpp.known_values import KnownValues
 from fxkit.lower.loop_ir.loop_ir import Kernel
-from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule, is_costly
+from fxkit.lower.scheduling.kernel_cost import is_costly
+from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule
 
 # Powers are kept times 2^64, and from exp(-131) on. Of a maximum of this size, 10^9 of them have a
 # sum that is finite in float32, and those that are left out are none of its shares in float32.

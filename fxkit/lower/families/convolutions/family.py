@@ -44,7 +44,7 @@ def _samples() -> dict[str, Sample]:
     }
 
 
-def _others(found: ProductNode, may_split: bool) -> list[ProductNode]:
+def _others(found: ProductNode, allows_bf16x3: bool) -> list[ProductNode]:
     """Return a convolution in Winograd's way, where that serves."""
     one = found.product
     if not isinstance(one, Convolution) or not one.may_be_winograd:

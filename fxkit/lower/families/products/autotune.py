@@ -13,7 +13,7 @@ from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, near, strided
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.codegen.cpp.kernel_printer import SHARED
-from fxkit.lower.families.products import printer, split_printer
+from fxkit.lower.families.products import bf16x3_printer, printer
 from fxkit.lower.loop_ir.product import Batch, Product
 
 # Of larger products a part of this size is timed.
@@ -33,14 +33,14 @@ def objection(product: Product) -> str | None:
 
     One of split numbers has to be faster than one of unsplit numbers, too.
     """
-    if product.is_split and not matrix_unit.is_available():
+    if product.is_bf16x3 and not matrix_unit.is_available():
         return "this processor has no unit that multiplies matrices of bfloat16"
     if product.terms < MIN_TERMS:
-        return "it is too small to be split" if product.is_split else None
+        return "it is too small to be split" if product.is_bf16x3 else None
     threads = torch.get_num_threads()
     part = _part_of(product)
     measure = functools.partial(_measured, part, threads)
-    texts = split_printer.SplitProductPrinter.texts()
+    texts = bf16x3_printer.Bf16x3ProductPrinter.texts()
     return times.slower(f"multiplies {product}", _key(part), measure, texts)
 
 
@@ -72,7 +72,7 @@ def _part_of(product: Product) -> Product:
 
 def _key(product: Product) -> str:
     batch = [(b.size, b.left, b.right) for b in product.batch]
-    split = "split " if product.is_split else "outside " if _is_outside(product) else ""
+    split = "split " if product.is_bf16x3 else "outside " if _is_outside(product) else ""
     return f"{split}{product} {batch} {product.left_strides} {product.right_strides}"
 
 
@@ -85,8 +85,8 @@ def _measured(product: Product, threads: int) -> tuple[float, float]:
     def library() -> None:
         torch.matmul(left, right) if count > 1 else torch.mm(left[0], right[0])
 
-    if product.is_split:
-        whole = _kernel(replace(product, is_split=False), left, right, threads)
+    if product.is_bf16x3:
+        whole = _kernel(replace(product, is_bf16x3=False), left, right, threads)
         return times.fastest(kernel, library, whole)
     if not _is_outside(product):
         return times.fastest(kernel, library)
@@ -99,7 +99,7 @@ def _measured(product: Product, threads: int) -> tuple[float, float]:
 
 def _is_outside(product: Product) -> bool:
     """Tell whether it is timed with a matrix that no cache holds."""
-    if product.is_split or product.rows > OUTSIDE_ROWS:
+    if product.is_bf16x3 or product.rows > OUTSIDE_ROWS:
         return False
     least = OUTSIDE_BYTES if product.rows <= printer.FEW_ROWS else LEAST_OUTSIDE_BYTES
     count = product.batch[-1].size if product.batch and product.batch[-1].right else 1
@@ -152,10 +152,10 @@ def push_out(matrix: torch.Tensor) -> None:
 
 def _source(product: Product) -> str:
     """Return the text of a trial, with those ways to multiply that the product may take."""
-    if product.is_split:
+    if product.is_bf16x3:
         is_row_major = printer.boolean(product.left_strides[1] == 1)
-        trial = _SPLIT_TRIAL.replace("MULTIPLY", f"fx_split_product<{is_row_major}>")
-        return "\n".join([*split_printer.SplitProductPrinter.texts(), trial])
+        trial = _SPLIT_TRIAL.replace("MULTIPLY", f"fx_bf16x3_product<{is_row_major}>")
+        return "\n".join([*bf16x3_printer.Bf16x3ProductPrinter.texts(), trial])
     sums = max(printer.BLOCKS) * printer.COLUMNS
     if printer.is_across(product):
         operands = "left, strides[2], strides[3], right, strides[4]"
@@ -222,10 +222,10 @@ extern "C" void fx_trial(
     const auto copy = [&](long first, long last, long from, long to, const float* sums) {{
       for (long r = first; r < last; ++r) {{
         float* const row = c + (batch * rows + r) * columns;
-        for (long j = 0; j < {split_printer.COLUMNS}; j += 16)
+        for (long j = 0; j < {bf16x3_printer.COLUMNS}; j += 16)
           __builtin_prefetch(row + {printer.AHEAD} * columns + from + j, 1);
         for (long j = from; j < to; ++j)
-          row[j] = sums[(r - first) * {split_printer.COLUMNS} + j - from];
+          row[j] = sums[(r - first) * {bf16x3_printer.COLUMNS} + j - from];
       }}
     }};
     MULTIPLY(matrices, threads, copy);

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from fxkit.lower.families.family import Family, Joined, Sample
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.autotune import objection, objection_by_kind
+from fxkit.lower.families.products.bf16x3_printer import Bf16x3ProductPrinter
 from fxkit.lower.families.products.matrices import is_matrix_product, matrix_product
 from fxkit.lower.families.products.printer import ProductPrinter
-from fxkit.lower.families.products.split_printer import SplitProductPrinter
 from fxkit.lower.loop_ir.product import Product
 
 
@@ -42,15 +42,15 @@ def _objection_by_kind(found: ProductNode) -> str | None:
     return objection_by_kind(found.product)
 
 
-def _others(found: ProductNode, may_split: bool) -> list[ProductNode]:
+def _others(found: ProductNode, allows_bf16x3: bool) -> list[ProductNode]:
     """Return a product of split numbers."""
     assert isinstance(found.product, Product)
-    return [replace(found, product=replace(found.product, is_split=True))] if may_split else []
+    return [replace(found, product=replace(found.product, is_bf16x3=True))] if allows_bf16x3 else []
 
 
 FAMILY = Family(
     computes=is_matrix_product,
-    printers={"product": ProductPrinter, "split_product": SplitProductPrinter},
+    printers={"product": ProductPrinter, "bf16x3_product": Bf16x3ProductPrinter},
     kernels=Joined(matrix_product, _objection, _objection_by_kind, _others),
     samples=_samples,
 )

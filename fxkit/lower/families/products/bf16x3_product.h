@@ -246,7 +246,7 @@ static bool fx_split_panel(
 
 // Call finish(first, last, from, to, sums) for each block of A B: sums[last - first][FX_PANEL].
 template <bool IS_ROW_MAJOR, class Finish>
-static void fx_split_product(const fx_matrices& m, long threads, const Finish& finish) {
+static void fx_bf16x3_product(const fx_matrices& m, long threads, const Finish& finish) {
   enum { MOST = 1024 };
   const long blocks = (m.rows + MOST - 1) / MOST;
   const long height = ((m.rows + blocks - 1) / blocks + 31) / 32 * 32;

@@ -22,8 +22,8 @@ Alignment = Callable[[Mapping[str, int]], Mapping[str, Sequence[int]]]
 
 
 @dataclass(frozen=True)
-class ReducedFrame:
-    """The space that an operator runs over that does not run over its operands' shape.
+class IterationDomain:
+    """The iteration domain of an operator that does not run over its operands' shape.
 
     Attributes:
         sizes: Size of each axis.
@@ -39,11 +39,11 @@ class ReducedFrame:
 
 
 Shape = tuple[int, ...]
-Framing = Callable[[Arguments, Mapping[str, Shape], Sequence[Shape]], ReducedFrame]
+DomainOf = Callable[[Arguments, Mapping[str, Shape], Sequence[Shape]], IterationDomain]
 
 
 @dataclass(frozen=True)
-class RowOp:
+class ReductionOp:
     """A row of the table.
 
     Its operands are broadcast to one shape, some dimensions of which are reduced.
@@ -67,9 +67,9 @@ class RowOp:
             number of elements in a row, `sizes`, the shape that the operands are broadcast to,
             `place`, the number of an element within its row, `result_dtype`, and `require`, which
             leaves the call to eager where a condition does not hold.
-        frame: Returns the space that it runs over, from the arguments, the operands' shapes and
-            the results'; None for the shape of its operands. The first parameter of `build` is
-            then a point of that space (`movement_table.Point`), which reads the operands.
+        domain: Returns its iteration domain, from the arguments, the operands' shapes and the
+            results'; None for the shape of its operands. The first parameter of `build` is then
+            a point of that domain (`movement_table.Point`), which reads the operands.
         checks: Whether eager raises for some values of its operands.
     """
 
@@ -83,7 +83,7 @@ class RowOp:
     tolerance: float
     operands: tuple[str, ...]
     attributes: tuple[str, ...]
-    frame: Framing | None = None
+    domain: DomainOf | None = None
     checks: bool = False
     slow: bool = False
     slow_along: bool = False
@@ -107,7 +107,7 @@ class RowOp:
         return {n: aligned.get(n, tuple(range(rank - own, rank))) for n, own in ranks.items()}
 
 
-TABLE: dict[str, RowOp] = {}
+TABLE: dict[str, ReductionOp] = {}
 
 
 def _promoted(arguments: Arguments, dtype: torch.dtype) -> torch.dtype:
@@ -132,7 +132,7 @@ def row(
 
     The positional parameters of the function are operands, tensors that are broadcast to one shape,
     or None; keyword-only ones are attributes. Both have the names of ATen's schema. `count`,
-    `sizes`, `place`, `result_dtype` and `require` are no arguments of the operator; see `RowOp`.
+    `sizes`, `place`, `result_dtype` and `require` are no arguments of it; see `ReductionOp`.
 
     Args:
         names: The operators, as `resolve` names them.
@@ -152,7 +152,7 @@ def row(
         A decorator that returns the function as it is.
 
     Example:
-        >>> from fxkit.lower.operators.row_table import TABLE, by_dim, largest, row, smallest
+        >>> from fxkit.lower.operators.reduction_table import TABLE, by_dim, largest, row, smallest
         >>> @row("mylib.spread", axes=by_dim, tolerance=1)
         ... def _spread(self):
         ...     return largest(self) - smallest(self)
@@ -165,7 +165,7 @@ def row(
         attributes = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
         operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         for name in names:
-            TABLE[name] = RowOp(
+            TABLE[name] = ReductionOp(
                 name, build, axes, dtype, alignment, keeps_row, keeps_dims, tolerance,
                 operands, attributes, slow_along=slow_along, checks="require" in attributes,
             )  # fmt: skip
@@ -174,18 +174,18 @@ def row(
     return add_row
 
 
-def framed(
+def over_domain(
     *names: str,
-    frame: Framing,
+    domain: DomainOf,
     slow: bool = False,
     checks: bool = False,
     tolerance: float = 8,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a row that reads its operands itself, at the points of a space of its own.
+    """Add an operator that indexes its operands itself, over an iteration domain of its own.
 
     Args:
         names: The operators, as `resolve` names them.
-        frame: Returns the space, from the arguments, the operands' shapes and the results'.
+        domain: Returns the domain, from the arguments, the operands' shapes and the results'.
         slow: Whether eager's kernel on the CPU is faster, whatever a kernel would take in with it.
         checks: Whether eager raises for some values of the operands.
         tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
@@ -196,7 +196,7 @@ def framed(
             row(name, axes=no_dim, tolerance=tolerance)(build)
             known = TABLE[name]
             TABLE[name] = replace(
-                known, operands=known.operands[1:], frame=frame, checks=checks, slow=slow
+                known, operands=known.operands[1:], domain=domain, checks=checks, slow=slow
             )
         return build
 

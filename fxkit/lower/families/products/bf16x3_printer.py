@@ -1,6 +1,6 @@
 """Products of float32 split into three bfloat16 numbers each, for the matrix unit.
 
-The C++ is `split_product.h`, on top of that of unsplit numbers.
+The C++ is `bf16x3_product.h`, on top of that of unsplit numbers.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from fxkit.lower.families.products.printer import ProductPrinter, boolean
 COLUMNS = 64
 
 
-class SplitProductPrinter(ProductPrinter):
+class Bf16x3ProductPrinter(ProductPrinter):
     """Writes a kernel that begins with a product of split numbers."""
 
     @classmethod
     @functools.cache
     def texts(cls) -> tuple[str, ...]:
         """Return the text of such products, behind that of others."""
-        return (*ProductPrinter.texts(), Path(__file__).with_name("split_product.h").read_text())
+        return (*ProductPrinter.texts(), Path(__file__).with_name("bf16x3_product.h").read_text())
 
     def _panel_width(self) -> int:
         return COLUMNS
@@ -45,7 +45,7 @@ class SplitProductPrinter(ProductPrinter):
         self._finish()
         self._close(";")
         is_row_major = boolean(product.left_strides[1] == 1)
-        self._add(f"fx_split_product<{is_row_major}>(matrices, threads, finish);")
+        self._add(f"fx_bf16x3_product<{is_row_major}>(matrices, threads, finish);")
         self._close()
         self._close()
         return self._taken()

@@ -36,7 +36,7 @@ def in_kernels(monkeypatch):
 
 def lowered(program, *args):
     """Run a program with split products; return its result, eager's and that of float64."""
-    compiled, *results = beside_float64(program, *args, policy=Policy(splits_products=True))
+    compiled, *results = beside_float64(program, *args, policy=Policy(allows_bf16x3=True))
     assert SPLIT in compiled.source
     return results
 
@@ -108,7 +108,7 @@ def test_numbers_near_nought_keep_their_digits(in_kernels, scales):
 def test_the_number_of_threads_changes_nothing(in_kernels):
     x, w = rand(300, 200), rand(400, 200)
     gm = fx.symbolic_trace(lambda x, w: F.linear(x, w))
-    compiled = to_cpp(gm, (x, w), policy=Policy(splits_products=True))
+    compiled = to_cpp(gm, (x, w), policy=Policy(allows_bf16x3=True))
     threads = torch.get_num_threads()
     try:
         found = []
@@ -137,7 +137,7 @@ def test_only_fast_splits_and_only_where_the_unit_is(monkeypatch, tmp_path):
 
 
 class TestTrial:
-    product = Product(0, 1, (), 100, 100, 100, (100, 1), (1, 100), is_split=True)
+    product = Product(0, 1, (), 100, 100, 100, (100, 1), (1, 100), is_bf16x3=True)
 
     def test_a_processor_without_the_unit_says_so(self, monkeypatch):
         monkeypatch.setattr(matrix_unit, "is_available", lambda: False)

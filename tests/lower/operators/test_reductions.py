@@ -23,7 +23,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def test_each_row_has_a_case() -> None:
     torchs = {name for name in TABLE if name.partition(".")[0] in ("aten", "torch")}
-    assert set(CALLS) == {name for name in torchs if TABLE[name].frame is None}
+    assert set(CALLS) == {name for name in torchs if TABLE[name].domain is None}
 
 
 @pytest.mark.filterwarnings(r"ignore:.*degrees of freedom is <= 0")

@@ -30,19 +30,19 @@ from fxkit.lower.compiling.quantized_operands import (
 from fxkit.lower.compiling.stored_nibbles import GroupedWeight, grouped_weight_of
 from fxkit.lower.compiling.tensor_scales import spell_out_tensor_scales
 from fxkit.lower.compiling.token_scales import FLOATS, Factor, aten, spell_out_tokens
-from fxkit.lower.families.group_products import autotune as groups
-from fxkit.lower.families.group_products.custom_op import operator as group_product
+from fxkit.lower.families.int4_products import autotune as groups
+from fxkit.lower.families.int4_products.custom_op import operator as int4_product
+from fxkit.lower.families.int8_weight_products import autotune as weights
+from fxkit.lower.families.int8_weight_products.custom_op import operator as int8_weight_product
+from fxkit.lower.families.int8_weight_products.printer import FEW_ROWS
 from fxkit.lower.families.integer_products.autotune import (
     pairs_fit_into_16_bits,
     reason_to_stay_float,
 )
 from fxkit.lower.families.integer_products.custom_op import operator as integer_product
-from fxkit.lower.families.weight_products import autotune as weights
-from fxkit.lower.families.weight_products.custom_op import operator as weight_product
-from fxkit.lower.families.weight_products.printer import FEW_ROWS
-from fxkit.lower.loop_ir.group_product import GroupProduct
+from fxkit.lower.loop_ir.int4_product import Int4Product
+from fxkit.lower.loop_ir.int8_weight_product import Int8WeightProduct
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
-from fxkit.lower.loop_ir.weight_product import WeightProduct
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.canonicalise_copies import CanonicaliseCopies
 from fxkit.passes.dead_code_elimination import DeadCodeElimination
@@ -112,7 +112,7 @@ def _slower_than_floats(layer: fx.Node, left: Factor, right: Factor | GroupedWei
         if rows > FEW_ROWS:
             return f"its activations are floats, {rows} rows of them"
         sizes = (0, 1, (), rows, int(columns), int(depth), (int(depth), 1), (1, int(depth)))
-        return weights.reason_to_stay_float(WeightProduct(*sizes))
+        return weights.reason_to_stay_float(Int8WeightProduct(*sizes))
     detail = IntegerProduct(
         0, 1, (), rows, int(columns), int(depth), (int(depth), 1), (1, int(depth)),
         has_tiles=matrix_unit.multiplies_bytes(),
@@ -209,7 +209,7 @@ def _reason_of_groups(left: Factor, right: GroupedWeight, dtype: torch.dtype) ->
         return "its operands do not fit"
     sizes = (0, 1, (), _rows_of(left), columns, depth, (depth, 1), (1, depth // 2))
     tiles = matrix_unit.multiplies_bytes()
-    detail = GroupProduct(*sizes, group=right.group, is_float=left.is_float, has_tiles=tiles)
+    detail = Int4Product(*sizes, group=right.group, is_float=left.is_float, has_tiles=tiles)
     return groups.reason_to_stay_float(detail, dtype)
 
 
@@ -240,7 +240,7 @@ class _Layer:
         is_flat = len(shape) == 2
         rows = left.node if is_flat else self._call(aten.reshape.default, left.node, [-1, depth])
         if left.is_float:
-            value = self._call(weight_product(), rows, right.node)
+            value = self._call(int8_weight_product(), rows, right.node)
             return self._finished(
                 self._call(aten.mul.Tensor, value, right.scale), bias, shape, columns
             )
@@ -265,7 +265,7 @@ class _Layer:
         if zeros is not None and not is_flat:
             zeros = self._call(aten.reshape.default, zeros, [-1, 1])
         operands = (rows, right.packed, right.scales, right.zeros, right.group, zeros, zero)
-        value = self._call(group_product(), *operands)
+        value = self._call(int4_product(), *operands)
         by_row = left.scale
         if isinstance(by_row, fx.Node) and not is_flat:
             by_row = self._call(aten.reshape.default, by_row, [-1, 1])

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from fxkit.passes.decomposition.core_operators import is_core
-from fxkit.passes.decomposition.group_products import grouped_product
+from fxkit.passes.decomposition.grouped_matmul import grouped_matmul
 from fxkit.passes.decomposition.recording import WritesInPlace
 from fxkit.passes.decomposition.recurrent_layers import recurrent_layers
 from fxkit.passes.decomposition.special_functions import special_functions
 from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.torch_adapters.decompositions import core_table, whole_table
-from fxkit.torch_adapters.operators import grouped_product_overload
+from fxkit.torch_adapters.operators import grouped_matmul_overload
 
 
 def expansion_of(overload: Any) -> Callable[..., Any] | None:
@@ -53,7 +53,7 @@ _whole_table = functools.cache(whole_table)
 def _own_table() -> dict[Any, Callable[..., Any]]:
     """Return what torch decomposes into something that writes, or not at all."""
     aten, prims = torch.ops.aten, torch.ops.prims
-    grouped = grouped_product_overload()
+    grouped = grouped_matmul_overload()
     return {
         aten.native_batch_norm.default: _batch_norm,
         aten.cudnn_batch_norm.default: _batch_norm,
@@ -63,7 +63,7 @@ def _own_table() -> dict[Any, Callable[..., Any]]:
         aten._pad_circular.default: _pad_circular,
         **recurrent_layers(),
         **special_functions(),
-        **({} if grouped is None else {grouped: grouped_product}),
+        **({} if grouped is None else {grouped: grouped_matmul}),
         aten.var_mean.default: _var_mean_of_all,
         aten.var_mean.dim: _var_mean_by_bias,
         aten.var_mean.correction: _var_mean,

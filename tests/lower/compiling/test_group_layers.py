@@ -44,7 +44,7 @@ def test_results_are_those_of_the_graph(spec, shape):
     compiled(x)  # the first call runs the program itself
     found, expected = compiled(x), reference(x)
     nodes = compiled.compiled_modules[-1].graph_module.graph.nodes
-    assert sum("group_product" in str(node.target) for node in nodes) == 2
+    assert sum("int4_product" in str(node.target) for node in nodes) == 2
     assert not any("dequantize_per_channel_group" in str(node.target) for node in nodes)
     assert found.shape == expected.shape
     assert float((found - expected).norm() / expected.norm()) < 2e-3

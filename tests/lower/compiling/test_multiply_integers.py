@@ -231,7 +231,7 @@ def test_few_rows_of_floats_read_the_integers_of_the_weight(rows, monkeypatch):
     compiled = fxkit.compile(reference)
     compiled(x)
     torch.testing.assert_close(compiled(x), reference(x), rtol=1e-5, atol=1e-5)
-    assert "fx_weight_product(" in compiled.compiled_modules[-1].source
+    assert "fx_int8_weight_product(" in compiled.compiled_modules[-1].source
 
 
 @pytest.mark.parametrize("spec", [q.int8_weight_only(), q.int4_weight_only(20)])

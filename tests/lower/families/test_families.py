@@ -52,8 +52,9 @@ def sample_of(name: str) -> Sample:
 
 
 def test_each_folder_is_a_family() -> None:
-    products = ["group_products", "integer_convolutions", "integer_products", "products"]
-    assert list(FAMILIES) == ["attention", "convolutions", *products, "weight_products"]
+    weights, integers = ["int4", "int8_weight"], ["integer_convolutions", "integer_products"]
+    products = [f"{kind}_products" for kind in weights]
+    assert list(FAMILIES) == ["attention", "convolutions", *products, *integers, "products"]
     ways = [way for _, family in FAMILIES.items() for way in family.printers]
     assert len(set(ways)) == len(ways)
 

@@ -1,4 +1,4 @@
-"""The operator `fxkit::group_product`: layers whose weights have 4 bits, in groups."""
+"""The operator `fxkit::int4_product`: layers whose weights have 4 bits, in groups."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fxkit.analysis.type_inference.own_operators import define_operator
 from fxkit.ir.types import TensorType
 from fxkit.lower.loop_ir.nibbles import unpacked_nibbles
 
-NAME = "fxkit.group_product"
+NAME = "fxkit.int4_product"
 
 _SCHEMA = (
-    "group_product(Tensor left, Tensor packed, Tensor scales, Tensor? zero_points, int group, "
+    "int4_product(Tensor left, Tensor packed, Tensor scales, Tensor? zero_points, int group, "
     "Tensor? zeros=None, int zero=0) -> Tensor"
 )
 
@@ -23,7 +23,7 @@ _SCHEMA = (
 @functools.cache
 def operator() -> Any:
     """Return the operator, registered when it is first needed."""
-    return define_operator(_SCHEMA, group_product, _type)
+    return define_operator(_SCHEMA, int4_product, _type)
 
 
 def _type(
@@ -40,7 +40,7 @@ def _type(
     return replace(left, shape=shape, stride=(shape[1], 1), dtype=kind, requires_grad=False)
 
 
-def group_product(
+def int4_product(
     left: Tensor,
     packed: Tensor,
     scales: Tensor,

@@ -128,7 +128,7 @@ static void fx_many_float_rows(const float* a, long row, const fx_groups<Zero>& 
 
 // sums[rows][64] = A by a panel of columns, for floats A.
 template <class Zero>
-static void fx_group_product(const float* a, long row, const fx_groups<Zero>& b, long rows, long columns,
+static void fx_int4_product(const float* a, long row, const fx_groups<Zero>& b, long rows, long columns,
                              long depth, float* sums) {
   __builtin_memset(sums, 0, rows * FX_GROUP_COLUMNS * sizeof(float));
 #if defined(FX_FLOAT_STEP)

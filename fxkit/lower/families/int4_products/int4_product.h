@@ -451,7 +451,7 @@ static void fx_groups_of_bytes(const Left* a, long row, fx_zeros zeros, const fx
 
 // sums[rows][64] = (A - zeros) by a panel of columns, for integers A; each group is summed in 32 bits.
 template <bool HAS_TILES, class Left, class Zero>
-static void fx_group_product(const Left* a, long row, fx_zeros zeros, const fx_groups<Zero>& b, long rows,
+static void fx_int4_product(const Left* a, long row, fx_zeros zeros, const fx_groups<Zero>& b, long rows,
                              long columns, long depth, float* sums) {
   __builtin_memset(sums, 0, rows * FX_GROUP_COLUMNS * sizeof(float));
 #if defined(FX_INTEGER_STEP)

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, near
-from fxkit.lower.families.group_products.printer import COLUMNS, GroupProductPrinter
+from fxkit.lower.families.int4_products.printer import COLUMNS, Int4ProductPrinter
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.autotune import push_out
 from fxkit.lower.families.products.printer import boolean
-from fxkit.lower.loop_ir.group_product import GroupProduct
+from fxkit.lower.loop_ir.int4_product import Int4Product
 
 # Of larger products a part of this size is timed.
 MAX_ROWS = 384
@@ -26,7 +26,7 @@ def objection(found: ProductNode) -> str | None:
     return None
 
 
-def reason_to_stay_float(product: GroupProduct, dtype: torch.dtype = torch.float32) -> str | None:
+def reason_to_stay_float(product: Int4Product, dtype: torch.dtype = torch.float32) -> str | None:
     """Return why a layer is as fast with floats, or None where integers of 4 bits are faster.
 
     With floats a layer makes numbers of its weight at each call, which is a pass over it.
@@ -52,25 +52,25 @@ def reason_to_stay_float(product: GroupProduct, dtype: torch.dtype = torch.float
     )
     measure = functools.partial(_measured, alike, dtype)
     key = f"groups {alike} {alike.has_tiles}{times.beside(dtype)}"
-    return times.slower(f"multiplies {product}", key, measure, GroupProductPrinter.texts())
+    return times.slower(f"multiplies {product}", key, measure, Int4ProductPrinter.texts())
 
 
-def _measured(product: GroupProduct, dtype: torch.dtype) -> tuple[float, float]:
+def _measured(product: Int4Product, dtype: torch.dtype) -> tuple[float, float]:
     rows, depth, columns = product.rows, product.depth, product.columns
     numbers = torch.ones(rows, depth, dtype=dtype)
     left = numbers if product.is_float else numbers.to(torch.int8)
     packed = torch.ones(columns, depth // 2, dtype=torch.int8)
     scales = torch.ones(columns, depth // product.group)
     weight, result = torch.ones(columns, depth, dtype=torch.int8), torch.empty(rows, columns)
-    call = "fx_group_product(a, depth, w, rows, wide, depth, sums)"
+    call = "fx_int4_product(a, depth, w, rows, wide, depth, sums)"
     if not product.is_float:
         tiles = boolean(product.has_tiles)
         call = (
-            f"fx_group_product<{tiles}>((const signed char*)a, depth, fx_zeros{{nullptr, 0, 3}}, "
+            f"fx_int4_product<{tiles}>((const signed char*)a, depth, fx_zeros{{nullptr, 0, 3}}, "
             "w, rows, wide, depth, sums)"
         )
     source = _TRIAL.replace("CALL", call).replace("GROUP", str(product.group))
-    function = times.trial_function("\n".join([*GroupProductPrinter.texts(), source]))
+    function = times.trial_function("\n".join([*Int4ProductPrinter.texts(), source]))
     function.argtypes = [ctypes.c_void_p] * 5
     sizes = (ctypes.c_long * 4)(rows, depth, columns, torch.get_num_threads())
     pointers = [t.data_ptr() for t in (left, packed, scales, result)]

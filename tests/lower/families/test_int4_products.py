@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fxkit
 from fxkit.lower.compiling import whole_operators
-from fxkit.lower.families.group_products.custom_op import group_product, operator
+from fxkit.lower.families.int4_products.custom_op import int4_product, operator
 from fxkit.lower.loop_ir.nibbles import packed_nibbles, unpacked_nibbles
 from tests.sampling import examples
 
@@ -81,7 +81,7 @@ def test_sums_of_groups_are_exact(rows, group, count, columns, dtype, of_points,
     inputs = (left, packed_nibbles(weight), scales, points, zeros)
     compiled(*inputs)  # the first call runs the program itself
     found = compiled(*inputs)
-    assert "fx_group_product" in compiled.compiled_modules[-1].source
+    assert "fx_int4_product" in compiled.compiled_modules[-1].source
     shift = zeros if zeros is not None else zero or 0
     expected = exact(left, weight, scales, points, shift)
     if dtype == torch.float32:
@@ -90,7 +90,7 @@ def test_sums_of_groups_are_exact(rows, group, count, columns, dtype, of_points,
         if depth * 255 * 15 * 4 <= 2**24:  # of the largest terms, in steps of the least scale
             assert torch.equal(found.double(), expected)
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1.0)
-    slow = group_product(left, inputs[1], scales, points, group, zeros, zero or 0)
+    slow = int4_product(left, inputs[1], scales, points, group, zeros, zero or 0)
     torch.testing.assert_close(slow.double(), expected, rtol=1e-5, atol=1.0)
 
 

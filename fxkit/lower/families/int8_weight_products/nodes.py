@@ -8,16 +8,16 @@ import torch
 from torch import fx
 
 from fxkit.ir.types import type_of
+from fxkit.lower.families.int8_weight_products.custom_op import NAME
+from fxkit.lower.families.int8_weight_products.printer import FEW_ROWS
 from fxkit.lower.families.product_node import ProductNode, arguments_of
 from fxkit.lower.families.products.matrices import checked_operand, checked_type, geometry
-from fxkit.lower.families.weight_products.custom_op import NAME
-from fxkit.lower.families.weight_products.printer import FEW_ROWS
+from fxkit.lower.loop_ir.int8_weight_product import Int8WeightProduct
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.loop_ir.product import Product
-from fxkit.lower.loop_ir.weight_product import WeightProduct
 
 
-def weight_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
+def int8_weight_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     """Return a node as a product that a kernel can compute.
 
     Raises:
@@ -33,7 +33,7 @@ def weight_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
         raise Unfusable("terms of its operands do not lie side by side")
     if not isinstance(product.rows, int) or product.rows > FEW_ROWS:
         raise Unfusable(f"it has more than {FEW_ROWS} rows")
-    detail = WeightProduct(
+    detail = Int8WeightProduct(
         **{field.name: getattr(product, field.name) for field in fields(Product)}
     )
     return ProductNode(node, detail, (left, weight), dtypes=(torch.float32, torch.int8))

@@ -11,13 +11,13 @@ from fxkit.lower.loop_ir.product import Product
 
 
 @dataclass(frozen=True, slots=True)
-class WeightProduct(Product):
+class Int8WeightProduct(Product):
     """The detail of an instruction `product` whose right operand is int8; it has no batch."""
 
     @property
     def way(self) -> str:
         """The only way: what prints it."""
-        return "weight_product"
+        return "int8_weight_product"
 
     def evaluated(self, memory: Sequence[torch.Tensor]) -> torch.Tensor:
         """Multiply by torch."""

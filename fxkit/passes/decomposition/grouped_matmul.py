@@ -15,7 +15,7 @@ from torch import Tensor
 from fxkit.passes.decomposition.unrecordable import Unrecordable
 
 
-def grouped_product(
+def grouped_matmul(
     a: Tensor,
     b: Tensor,
     ends: Tensor | None = None,

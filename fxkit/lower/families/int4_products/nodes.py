@@ -10,11 +10,11 @@ from torch import fx
 
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
-from fxkit.lower.families.group_products.custom_op import NAME
+from fxkit.lower.families.int4_products.custom_op import NAME
 from fxkit.lower.families.product_node import ProductNode, arguments_of
 from fxkit.lower.families.products.matrices import checked_operand, checked_type
-from fxkit.lower.loop_ir.group_product import GroupProduct
 from fxkit.lower.loop_ir.index import row_major
+from fxkit.lower.loop_ir.int4_product import Int4Product
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.loop_ir.product import Product
 
@@ -22,7 +22,7 @@ from fxkit.lower.loop_ir.product import Product
 ZERO_POINTS = (torch.int8, torch.int32, torch.int64, torch.float32)
 
 
-def group_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
+def int4_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     """Return a node as a product that a kernel can compute.
 
     Raises:
@@ -60,7 +60,7 @@ def group_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     if term != 1:
         raise Unfusable("terms of its left operand do not lie side by side")
     plain = Product(0, 1, (), x.shape[0], columns, 2 * half, (row, 1), (1, half))
-    detail = GroupProduct(
+    detail = Int4Product(
         **{field.name: getattr(plain, field.name) for field in fields(Product)},
         **positions,
         group=group,

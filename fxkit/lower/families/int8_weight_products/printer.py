@@ -1,4 +1,4 @@
-"""Kernels that begin with floats by 8-bit integers; the C++ is `weight_product.h`."""
+"""Kernels that begin with floats by 8-bit integers; the C++ is `int8_weight_product.h`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ COLUMNS = 64
 FEW_ROWS = 4
 
 
-class WeightProductPrinter(ProductPrinter):
+class Int8WeightProductPrinter(ProductPrinter):
     """Writes a kernel that begins with a product by 8-bit integers."""
 
     @classmethod
     @functools.cache
     def texts(cls) -> tuple[str, ...]:
         """Return the text of such products."""
-        return (Path(__file__).with_name("weight_product.h").read_text(),)
+        return (Path(__file__).with_name("int8_weight_product.h").read_text(),)
 
     def _panel_width(self) -> int:
         return COLUMNS
@@ -34,6 +34,6 @@ class WeightProductPrinter(ProductPrinter):
         product = self._product
         row, (_, column) = product.left_strides[0], product.right_strides
         self._add(
-            f"fx_weight_product(in{product.left} + first * {row}, {row}, in{product.right} + "
+            f"fx_int8_weight_product(in{product.left} + first * {row}, {row}, in{product.right} + "
             f"from * {column}, {column}, last - first, to - from, {product.depth}, sums);"
         )

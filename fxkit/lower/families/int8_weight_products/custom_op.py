@@ -1,4 +1,4 @@
-"""The operator `fxkit::weight_product`: a layer whose weight is int8, without its scales."""
+"""The operator `fxkit::int8_weight_product`: a layer whose weight is int8, without its scales."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from fxkit.analysis.type_inference.own_operators import define_operator
 from fxkit.ir.types import TensorType
 
-NAME = "fxkit.weight_product"
+NAME = "fxkit.int8_weight_product"
 
 
 @functools.cache
 def operator() -> Any:
     """Return the operator, registered when it is first needed."""
     return define_operator(
-        "weight_product(Tensor left, Tensor weight) -> Tensor", weight_product, _type
+        "int8_weight_product(Tensor left, Tensor weight) -> Tensor", int8_weight_product, _type
     )
 
 
@@ -28,7 +28,7 @@ def _type(left: TensorType, weight: TensorType) -> TensorType:
     return replace(left, shape=shape, stride=(shape[1], 1), requires_grad=False)
 
 
-def weight_product(left: Tensor, weight: Tensor) -> Tensor:
+def int8_weight_product(left: Tensor, weight: Tensor) -> Tensor:
     """Return `left @ weight.T`.
 
     Args:

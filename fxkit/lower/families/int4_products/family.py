@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from fxkit.lower.families.family import Family, Joined, Sample
-from fxkit.lower.families.group_products.autotune import objection
-from fxkit.lower.families.group_products.custom_op import NAME, operator
-from fxkit.lower.families.group_products.nodes import group_product
-from fxkit.lower.families.group_products.printer import GroupProductPrinter
+from fxkit.lower.families.int4_products.autotune import objection
+from fxkit.lower.families.int4_products.custom_op import NAME, operator
+from fxkit.lower.families.int4_products.nodes import int4_product
+from fxkit.lower.families.int4_products.printer import Int4ProductPrinter
 from fxkit.lower.families.product_node import calls_of
 
 
@@ -53,7 +53,7 @@ def _samples() -> dict[str, Sample]:
 
 FAMILY = Family(
     computes=calls_of(NAME),
-    printers={"group_product": GroupProductPrinter},
-    kernels=Joined(group_product, objection, objection_by_kind=objection),
+    printers={"int4_product": Int4ProductPrinter},
+    kernels=Joined(int4_product, objection, objection_by_kind=objection),
     samples=_samples,
 )

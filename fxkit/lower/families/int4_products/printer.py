@@ -8,15 +8,15 @@ from pathlib import Path
 from fxkit.lower.codegen.cpp.text import TYPES
 from fxkit.lower.families.integer_products.printer import IntegerProductPrinter
 from fxkit.lower.families.products.printer import ProductPrinter, boolean
-from fxkit.lower.loop_ir.group_product import GroupProduct
+from fxkit.lower.loop_ir.int4_product import Int4Product
 
 # Columns of a panel, FX_GROUP_COLUMNS in the text.
 COLUMNS = 64
 
-_TEXTS = ("group_product.h", "few_float_rows.h", "many_float_rows.h")
+_TEXTS = ("int4_product.h", "few_float_rows.h", "many_float_rows.h")
 
 
-class GroupProductPrinter(ProductPrinter):
+class Int4ProductPrinter(ProductPrinter):
     """Writes a kernel that begins with a product by 4-bit integers in groups."""
 
     @classmethod
@@ -35,7 +35,7 @@ class GroupProductPrinter(ProductPrinter):
     def _multiply(self) -> None:
         """Sum a block of the product."""
         product = self._product
-        assert isinstance(product, GroupProduct)
+        assert isinstance(product, Int4Product)
         row, groups = product.left_strides[0], product.depth // product.group
         kind, points = "signed char", "nullptr"
         if product.zero_points is not None:
@@ -49,11 +49,11 @@ class GroupProductPrinter(ProductPrinter):
         left = f"in{product.left} + first * {row}, {row}"
         rest = f"weight, last - first, to - from, {product.depth}, sums"
         if product.is_float:
-            self._add(f"fx_group_product({left}, {rest});")
+            self._add(f"fx_int4_product({left}, {rest});")
             return
         zeros = f"fx_zeros{{nullptr, 0, {product.zero}}}"
         if product.zeros is not None:
             step = product.zeros_stride
             zeros = f"fx_zeros{{in{product.zeros} + first * {step}, {step}, 0}}"
         tiles = boolean(product.has_tiles)
-        self._add(f"fx_group_product<{tiles}>({left}, {zeros}, {rest});")
+        self._add(f"fx_int4_product<{tiles}>({left}, {zeros}, {rest});")

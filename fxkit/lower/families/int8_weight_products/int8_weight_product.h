@@ -52,7 +52,7 @@ static void fx_weight_rows(const float* a, long row, const signed char* b, long 
 
 // sums[rows][64] = A B for one to four rows; terms of both lie side by side. Each sum is made of four
 // in each lane.
-static void fx_weight_product(const float* a, long row, const signed char* b, long column, long rows,
+static void fx_int8_weight_product(const float* a, long row, const signed char* b, long column, long rows,
                               long columns, long depth, float* sums) {
   if (rows == 1) fx_weight_rows<1>(a, row, b, column, columns, depth, sums);
   if (rows == 2) fx_weight_rows<2>(a, row, b, column, columns, depth, sums);

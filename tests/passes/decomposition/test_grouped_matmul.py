@@ -10,7 +10,7 @@ import torch
 import fxkit
 from fxkit.passes import DecomposeToAten, DecomposeToCore
 from fxkit.passes.decomposition.core_operators import is_core
-from fxkit.passes.decomposition.group_products import grouped_product
+from fxkit.passes.decomposition.grouped_matmul import grouped_matmul
 from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.torch_adapters import operators
 
@@ -34,7 +34,7 @@ def test_a_product_of_groups_is_computed_by_core_operators(kind: str, dtype: tor
         b[0, 3, 4] = float("nan")  # stays in its group
     operands = (a, b) if ends is None else (a, b, ends)
 
-    grouped_mm = operators.grouped_product()
+    grouped_mm = operators.grouped_matmul()
 
     def program(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor | None = None) -> torch.Tensor:
         return grouped_mm(a, b, offs=ends) * 2
@@ -53,4 +53,4 @@ def test_a_product_of_groups_is_computed_by_core_operators(kind: str, dtype: tor
 ])  # fmt: skip
 def test_what_has_no_form_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(Unrecordable):
-        grouped_product(torch.ones(16, 16), torch.ones(4, 16, 8), **given)
+        grouped_matmul(torch.ones(16, 16), torch.ones(4, 16, 8), **given)

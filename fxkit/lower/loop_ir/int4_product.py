@@ -12,7 +12,7 @@ from fxkit.lower.loop_ir.product import Product
 
 
 @dataclass(frozen=True, slots=True)
-class GroupProduct(Product):
+class Int4Product(Product):
     """The detail of an instruction `product` whose right operand holds two integers in a byte.
 
     Those along a row of it that are neighbours, a group, share a scale and a zero point. It has no
@@ -41,7 +41,7 @@ class GroupProduct(Product):
     @property
     def way(self) -> str:
         """The only way: what prints it."""
-        return "group_product"
+        return "int4_product"
 
     @property
     def cost(self) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from fxkit.lower.families.family import Family, Joined, Sample
+from fxkit.lower.families.int8_weight_products.autotune import objection
+from fxkit.lower.families.int8_weight_products.custom_op import NAME, operator
+from fxkit.lower.families.int8_weight_products.nodes import int8_weight_product
+from fxkit.lower.families.int8_weight_products.printer import Int8WeightProductPrinter
 from fxkit.lower.families.product_node import calls_of
-from fxkit.lower.families.weight_products.autotune import objection
-from fxkit.lower.families.weight_products.custom_op import NAME, operator
-from fxkit.lower.families.weight_products.nodes import weight_product
-from fxkit.lower.families.weight_products.printer import WeightProductPrinter
 
 
 def _samples() -> dict[str, Sample]:
@@ -34,7 +34,7 @@ def _samples() -> dict[str, Sample]:
 
 FAMILY = Family(
     computes=calls_of(NAME),
-    printers={"weight_product": WeightProductPrinter},
-    kernels=Joined(weight_product, objection, objection_by_kind=objection),
+    printers={"int8_weight_product": Int8WeightProductPrinter},
+    kernels=Joined(int8_weight_product, objection, objection_by_kind=objection),
     samples=_samples,
 )

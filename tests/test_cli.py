@@ -209,7 +209,7 @@ def test_passes_are_listed_with_options_and_contracts(capsys: pytest.CaptureFixt
     folding = shown[shown.index("constant_folding: Replace") :].splitlines()
     assert folding[1:3] == [
         "  numerics  exact, idempotent",
-        "  options   max_bytes=16777216, fold_parameters=False, fold_dequantized=False",
+        "  options   max_bytes=16777216, fold_parameters=False, fold_dequantized=False, where=None",
     ]
     assert "  ensures   shapes_known" in shown
     assert "\nfunctional       Nothing is written to" in shown

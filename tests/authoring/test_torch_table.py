@@ -25,7 +25,8 @@ from tests.sampling import Sample, runs_every_case
 DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
           torch.bfloat16, torch.float16, torch.float32, torch.float64)  # fmt: skip
 
-SAMPLES = 5  # of each dtype; and as many of those that torch compares with NumPy
+# Of each dtype, and where sweeps run; as many of those that torch compares with NumPy.
+SAMPLES = 2, 5
 MOST_ELEMENTS = 20_000  # of what is compared with NumPy, where no sweeps run; a few have a million
 
 # Arguments of torch's that say which operator it is, or where the result is written.
@@ -96,10 +97,10 @@ def calls(name: str, dtype: torch.dtype, **options: Any) -> Iterator[Call]:
     """Yield torch's samples of an operator that torch itself takes."""
     info = table()[name]
     torch.manual_seed(0)
-    most = 3 if options and not runs_every_case() else SAMPLES
+    most = SAMPLES[runs_every_case()]
     samples = itertools.islice(info.sample_inputs("cpu", dtype, **options), most)
     others = () if options else filter(is_small, info.reference_inputs("cpu", dtype))
-    for sample in itertools.chain(samples, itertools.islice(others, 2, 2 + 3 * SAMPLES, 3)):
+    for sample in itertools.chain(samples, itertools.islice(others, 2, 2 + 3 * most, 3)):
         if (
             sample.kwargs.get("reduction", "none") != "none"
             or (name in LOSSES and "reduction" not in sample.kwargs)

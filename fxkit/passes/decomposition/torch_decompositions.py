@@ -15,7 +15,7 @@ from fxkit.passes.decomposition.recurrent_layers import recurrent_layers
 from fxkit.passes.decomposition.special_functions import special_functions
 from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.torch_adapters.decompositions import core_table, whole_table
-from fxkit.torch_adapters.operators import grouped_matmul_overload
+from fxkit.torch_adapters.operators import grouped_product_overload
 
 
 def expansion_of(overload: Any) -> Callable[..., Any] | None:
@@ -53,7 +53,7 @@ _whole_table = functools.cache(whole_table)
 def _own_table() -> dict[Any, Callable[..., Any]]:
     """Return what torch decomposes into something that writes, or not at all."""
     aten, prims = torch.ops.aten, torch.ops.prims
-    grouped = grouped_matmul_overload()
+    grouped = grouped_product_overload()
     return {
         aten.native_batch_norm.default: _batch_norm,
         aten.cudnn_batch_norm.default: _batch_norm,

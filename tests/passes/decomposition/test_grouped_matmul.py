@@ -34,7 +34,7 @@ def test_a_product_of_groups_is_computed_by_core_operators(kind: str, dtype: tor
         b[0, 3, 4] = float("nan")  # stays in its group
     operands = (a, b) if ends is None else (a, b, ends)
 
-    grouped_mm = operators.grouped_matmul()
+    grouped_mm = operators.grouped_product()
 
     def program(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor | None = None) -> torch.Tensor:
         return grouped_mm(a, b, offs=ends) * 2

@@ -62,7 +62,7 @@ def test_pauses_have_a_limit():
     pauses = ExponentialBackoff()
     for _ in range(64):
         pauses.note(failed=True)
-    assert sum(iter(pauses.takes, False)) == LONGEST_PAUSE
+    assert sum(iter(pauses.skips_call, False)) == LONGEST_PAUSE
 
 
 @functools.cache

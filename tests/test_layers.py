@@ -122,7 +122,9 @@ def test_imports_go_one_way() -> None:
     found = arrows(PACKAGE)
     assert found
     backwards = [str(arrow) for arrow in found if arrow.is_backwards]
-    assert backwards == [], "import from where it is defined, as `from fxkit.analysis.objects import graph`"
+    assert backwards == [], (
+        "import from where it is defined, as `from fxkit.analysis.objects import graph`"
+    )
 
 
 def circles(package: Path) -> list[str]:

@@ -24,6 +24,8 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters.dynamo_config import call_with_settings
+from fxkit.torch_adapters.operators import packet_of, schema_of
+from fxkit.torch_adapters.tensors import impl_address_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ def _copies(call: Call, node: fx.Node, base: TensorType) -> bool:
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return False
     operand = given["self"]
-    return result.untyped_storage()._cdata != operand.untyped_storage()._cdata
+    return impl_address_of(result.untyped_storage()) != impl_address_of(operand.untyped_storage())
 
 
 def _is_view(node: fx.Node, call: Call) -> bool:
@@ -306,7 +308,7 @@ class _OperatorLog(OperatorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        formula_known = func._overloadpacket in self._formulas
+        formula_known = packet_of(func) in self._formulas
         if func.namespace == "aten" and not formula_known and not func.is_view:
             count = _elements(func, args, result)
             self.is_complete &= count is not None
@@ -315,7 +317,7 @@ class _OperatorLog(OperatorMode):
 
 
 def _elements(func: Any, args: Any, result: Any) -> int | None:
-    packet = f"aten.{func._schema.name.partition('::')[2]}"
+    packet = f"aten.{schema_of(func).name.partition('::')[2]}"
     if torch.Tag.inplace_view in func.tags:
         return 0
     if packet == "aten._scaled_dot_product_flash_attention_for_cpu":

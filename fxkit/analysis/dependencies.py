@@ -9,6 +9,7 @@ from torch import fx
 
 from fxkit.analysis.effects import AliasSets, Effects, effects_of
 from fxkit.ir.op import Attribute
+from fxkit.torch_adapters.fx_nodes import order_key
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -89,7 +90,7 @@ def _first_between(
     ordered: list[fx.Node], first: fx.Node, last: fx.Node, but: Container[fx.Node] = ()
 ) -> fx.Node | None:
     """Return the first of some nodes in graph order that is strictly between two others."""
-    start = bisect.bisect_right(ordered, first._sort_key, key=lambda n: n._sort_key)
+    start = bisect.bisect_right(ordered, order_key(first), key=order_key)
     for index in range(start, len(ordered)):
         if not ordered[index] < last:
             return None

@@ -23,6 +23,7 @@ from fxkit.ir.open_sessions import open_on, opened
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.program_changes import GraphProgram, ProgramChange
 from fxkit.ir.session import EditSession
+from fxkit.torch_adapters.fx_nodes import input_nodes_of
 
 
 class CheckedSession(EditSession):
@@ -42,7 +43,7 @@ class CheckedSession(EditSession):
                 the caller would show that.
         """
         old, new = self._given(old), self._given(new)
-        why = None if old is new or old in new._input_nodes else _objection(old, new)
+        why = None if old is new or old in input_nodes_of(new) else _objection(old, new)
         if why is not None:
             raise RewriteError(
                 f"expected a node in the place of %{old.name} that nobody can tell from it, got "

@@ -20,6 +20,10 @@ from fxkit.ir.node_kinds import COMPUTES_NOTHING
 from fxkit.ir.op import Attribute, Call, Operator, operator_of, operator_of_overload, resolve
 from fxkit.ir.op_table import FRESH_RESULTS, MODE_FUNCTIONS, UNDECLARED_ALIASES
 from fxkit.ir.types import MEMORY_KEY, TensorType, type_of
+from fxkit.torch_adapters.fx_nodes import order_key
+from fxkit.torch_adapters.graph_surgery import nodes_by_target
+from fxkit.torch_adapters.operators import schema_of
+from fxkit.torch_adapters.tensors import impl_address_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def all_pure(graph: fx.Graph) -> bool:
 
     Cost: linear in the distinct ATen overloads that the graph calls, and in its other calls.
     """
-    for (kind, target), nodes in graph._find_nodes_lookup_table.table.items():
+    for (kind, target), nodes in nodes_by_target(graph):
         if not nodes or kind in COMPUTES_NOTHING:
             continue
         operator = operator_of_overload(target)
@@ -174,15 +178,15 @@ class _SchemaEffects:
 
 @functools.cache
 def _schema_effects(overload: Any) -> _SchemaEffects:
-    arguments = overload._schema.arguments
+    arguments = schema_of(overload).arguments
     infos = [(a.name, a.alias_info) for a in arguments if a.alias_info is not None]
-    returns_alias = any(r.alias_info is not None for r in overload._schema.returns)
+    returns_alias = any(r.alias_info is not None for r in schema_of(overload).returns)
     return _SchemaEffects(
         written=tuple(name for name, info in infos if info.is_write),
         aliased=tuple(name for name, info in infos if returns_alias or info.is_write),
         is_random=_is_random(overload),
         may_do_more=torch.Tag.maybe_aliasing_or_mutating in overload.tags,
-        returns_nothing=not overload._schema.returns,
+        returns_nothing=not schema_of(overload).returns,
     )
 
 
@@ -306,7 +310,7 @@ class AliasSets:
 
     def _find_writers(self) -> None:
         self._writers, self._attribute_writers = {}, {}
-        for writer in sorted(self.effectful, key=lambda n: n._sort_key):
+        for writer in sorted(self.effectful, key=order_key):
             written = effects_of(writer).writes
             roots = {self.root(w) for w in written if isinstance(w, fx.Node) and w in self._parent}
             for attribute in written:
@@ -359,7 +363,7 @@ class AliasSets:
         if self._writers is not None:
             merged = [*self._writers.pop(one, []), *self._writers.pop(other, [])]
             if merged:
-                self._writers[self.root(one)] = sorted(merged, key=lambda n: n._sort_key)
+                self._writers[self.root(one)] = sorted(merged, key=order_key)
 
     def root(self, node: fx.Node) -> fx.Node:
         """Return the node that stands for an alias set; it changes when sets are joined."""
@@ -387,7 +391,7 @@ def attribute_memories(graph: fx.Graph, paths: Iterable[str]) -> dict[str, int]:
 
 def _memory(path: str, value: Any) -> int:
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        return value.untyped_storage()._cdata
+        return impl_address_of(value.untyped_storage())
     return hash(path) if value is ABSENT else id(value)
 
 

@@ -20,7 +20,7 @@ from torch import fx, nn
 from fxkit.analysis.operator_mode import OperatorMode
 from fxkit.ir.call import OPERATOR_NAME
 from fxkit.torch_adapters import pytree
-from fxkit.torch_adapters.operators import OpOverload
+from fxkit.torch_adapters.operators import OpOverload, schema_of
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -186,7 +186,7 @@ def _in_dtypes(func: Any, given: Any, dtype_for: Any, cast: Any) -> Any:
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the operands that an overload writes to."""
     found = []
-    for index, argument in enumerate(func._schema.arguments):
+    for index, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             found.append(args[index] if index < len(args) else kwargs.get(argument.name))
     return pytree.tree_leaves(found)

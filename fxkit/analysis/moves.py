@@ -17,6 +17,7 @@ from fxkit.analysis.effects import effects_of
 from fxkit.ir.numbers import number_key
 from fxkit.ir.op import resolve
 from fxkit.ir.op_table import GIVES_ITSELF
+from fxkit.torch_adapters.fx_nodes import input_nodes_of
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class Moves:
         current = node.next if node < before else before
         end = before if node < before else node
         while current is not end:
-            if node in current._input_nodes:
+            if node in input_nodes_of(current):
                 return Verdict(f"%{current.name} uses %{node.name}")
-            if current in node._input_nodes:
+            if current in input_nodes_of(node):
                 return Verdict(f"%{node.name} uses %{current.name}")
             if not self.order.may_swap(node, current):
                 return Verdict(
@@ -134,7 +135,7 @@ class Moves:
         if self._last_uses is None:
             self._last_uses = {}
             for node, place in self._places.items():
-                for operand in node._input_nodes:
+                for operand in input_nodes_of(node):
                     self._last_uses[root(operand)] = place
             self._by_place = list(self._places)
         place = self._last_uses.get(root(value))

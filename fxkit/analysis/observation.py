@@ -13,6 +13,7 @@ from torch import fx
 
 from fxkit.analysis.float64 import in_float64, widened_module
 from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.tensors import impl_address_of
 
 
 class Observation:
@@ -159,7 +160,7 @@ def clone_inputs(inputs: Any, *, widen: bool = False) -> Any:
     def copied(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout != torch.strided:
             return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        key = tensor.untyped_storage()._cdata
+        key = impl_address_of(tensor.untyped_storage())
         if key not in storages:
             storages[key] = tensor.untyped_storage().clone()
         fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -21,6 +21,7 @@ from fxkit.ir.session import EditSession
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.fx_nodes import order_key
 
 
 def propagate_types(session: EditSession, made: Iterable[fx.Node]) -> None:
@@ -135,7 +136,7 @@ class _Queue:
         for node in nodes:
             if node not in self._queued:
                 self._queued.add(node)
-                heapq.heappush(self._heap, (node._sort_key, id(node), node))
+                heapq.heappush(self._heap, (order_key(node), id(node), node))
 
     def __iter__(self) -> Iterator[fx.Node]:
         while self._heap:

@@ -21,6 +21,7 @@ from fxkit.errors import InvalidGraphError, RewriteError
 from fxkit.ir.node_arguments import node_in
 from fxkit.ir.printer import format_node
 from fxkit.ir.session import EditSession
+from fxkit.torch_adapters.fx_nodes import order_key
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class Boundary:
 
 def boundary(nodes: Iterable[fx.Node]) -> Boundary:
     """Return where values enter and leave a set of nodes. Cost: linear in their edges."""
-    members = sorted(set(nodes), key=lambda n: n._sort_key)
+    members = sorted(set(nodes), key=order_key)
     inside = set(members)
     inputs = {o for n in members for o in n.all_input_nodes if o not in inside}
     outputs = [n for n in members if any(user not in inside for user in n.users)]
-    ordered = tuple(sorted(inputs, key=lambda n: n._sort_key))
+    ordered = tuple(sorted(inputs, key=order_key))
     return Boundary(ordered, tuple(members), tuple(outputs))
 
 

@@ -37,6 +37,8 @@ from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import KEY, TensorType, set_type, type_of, type_of_value
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.fx_graphs import flattens_inputs
+from fxkit.torch_adapters.fx_nodes import input_nodes_of, is_erased
+from fxkit.torch_adapters.tensors import impl_address_of
 
 __all__ = ["TypeAnalysis", "fake_mode", "fake_value", "infer_type", "propagate_types"]
 
@@ -257,7 +259,7 @@ class TypeAnalysis:
             return set()
         sets = AliasSets(self._gm.graph)
         self._join_inputs(sets)
-        roots = {sets.root(part) for node in live for part in (node, *node._input_nodes)}
+        roots = {sets.root(part) for node in live for part in (node, *input_nodes_of(node))}
         nodes = self._gm.graph.nodes
         return {node for node in nodes if node.op != "output" and sets.root(node) in roots}
 
@@ -270,7 +272,7 @@ class TypeAnalysis:
                 value = find_attribute(self._gm, str(node.target))
             for leaf in pytree.tree_leaves(value):
                 if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
-                    sets.join(node, first.setdefault(leaf.untyped_storage()._cdata, node))
+                    sets.join(node, first.setdefault(impl_address_of(leaf.untyped_storage()), node))
 
     # Following changes.
 
@@ -306,7 +308,7 @@ class TypeAnalysis:
         now = self._now
         if node in now.live_nodes or node in now.switches:
             return True
-        return not node._erased and is_foreign(node)
+        return not is_erased(node) and is_foreign(node)
 
     def _follow(
         self, changed: Iterable[fx.Node], before: list[tuple[fx.Node, Record | None, Any]]
@@ -315,7 +317,7 @@ class TypeAnalysis:
         now, graph = self._now, self._gm.graph
         waiting: list[fx.Node] = []
         for node in changed:
-            if not node._erased and node.graph is graph:
+            if not is_erased(node) and node.graph is graph:
                 waiting.append(node)
             elif node in now.records:
                 before.append((node, now.records[node], node.meta.get(KEY)))
@@ -324,7 +326,7 @@ class TypeAnalysis:
         heapq.heapify(waiting)
         while waiting:
             node = heapq.heappop(waiting)
-            if not now.live_nodes.isdisjoint(node._input_nodes):
+            if not now.live_nodes.isdisjoint(input_nodes_of(node)):
                 raise NeedsLive(node)
             record = now.records.get(node)
             before.append((node, record, node.meta.get(KEY)))
@@ -384,7 +386,7 @@ def infer_missing_types(gm: fx.GraphModule) -> None:
 
 def _type_of_call(node: fx.Node) -> Any:
     """Return the type of a call on fresh tensors of its operands' types, outside of autograd."""
-    symbols = [symbol for o in node._input_nodes for symbol in symbols_in(type_of(o))]
+    symbols = [symbol for o in input_nodes_of(node) for symbol in symbols_in(type_of(o))]
     root = node.graph.owning_module
     if symbols or root is None or is_foreign(node):
         return _run_on_fakes(node, symbols)
@@ -392,7 +394,7 @@ def _type_of_call(node: fx.Node) -> Any:
         nothing = Observations(fx.Graph())
         evaluation = Evaluation(root, {}, read_modes(), set(), nothing, None)
         table = evaluation.memory.table
-        for operand in node._input_nodes:
+        for operand in input_nodes_of(node):
             evaluation.values[operand] = table.of_types(type_of(operand))
         try:
             return types_of(evaluation.call(node))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 
+from fxkit.torch_adapters.layers import replica_of
 from fxkit.tracing.captured import Captured
 
 
@@ -85,7 +86,7 @@ class CompiledModel:
 
     def _replicate_for_data_parallel(self) -> Any:
         """Replicas have parameters of their own, so they are of the module."""
-        return self._fxkit_program.captured.fn._replicate_for_data_parallel()
+        return replica_of(self._fxkit_program.captured.fn)
 
 
 class _CompiledGraph(CompiledModel):

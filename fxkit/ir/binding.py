@@ -29,7 +29,14 @@ from fxkit.ir.python_signatures import (
 )
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters.layers import is_builtin_of_torch
-from fxkit.torch_adapters.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
+from fxkit.torch_adapters.operators import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    overload_name_of,
+    qualified_name_of,
+    schema_of,
+)
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as the schemas of losses number them
 
@@ -50,7 +57,7 @@ _FUNCTIONALISED = frozenset({"auto_functionalized", "auto_functionalized_v2"})
 
 
 def _bind_functionalised(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-    namespace, _, name = args[0]._schema.name.partition("::")
+    namespace, _, name = schema_of(args[0]).name.partition("::")
     return schemaless_call(f"functional.{namespace}.{name}", args, kwargs)
 
 
@@ -267,7 +274,7 @@ def _aten(
 
 def _bind_packet(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
     """Bind a call of an operator that leaves the overload to torch."""
-    if packet._qualified_op_name.startswith("aten::"):
+    if qualified_name_of(packet).startswith("aten::"):
         return _aten(packet.__name__, args, kwargs)
     overloads = [getattr(packet, name) for name in packet.overloads()]
     bound = (_bind_overload(overload, args, kwargs) for overload in overloads)
@@ -275,10 +282,10 @@ def _bind_packet(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 
 def _bind_overload(overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-    namespace, _, packet = overload._schema.name.partition("::")
+    namespace, _, packet = schema_of(overload).name.partition("::")
     if namespace == "aten" and packet in op_table.ALIASES:
         same = getattr(torch.ops.aten, op_table.ALIASES[packet], None)
-        overload = getattr(same, overload._overloadname, overload)
+        overload = getattr(same, overload_name_of(overload), overload)
     bound = schema.signature_of(overload).bind(args, kwargs, lenient=True)
     if bound is None:
         return None
@@ -289,7 +296,7 @@ def _bind_overload(overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 def fixed_operator(overload: Any) -> Operator | None:
     """Return the operator of every call of an overload; None when it depends on the arguments."""
-    namespace, _, packet = overload._schema.name.partition("::")
+    namespace, _, packet = schema_of(overload).name.partition("::")
     if namespace != "aten":
         return operator_named(f"{namespace}.{packet}", overload)
     if packet in op_table.ALIASES or packet == "rsub":
@@ -297,7 +304,7 @@ def fixed_operator(overload: Any) -> Operator | None:
     if packet in op_table.REDUCES_TO or packet in op_table.EXTENDS_TO:
         return None
     optional = {op_table.NONE_SAYS_NOTHING.get(packet), "dim" if _reduces_all(packet) else None}
-    if any(argument.name in optional for argument in overload._schema.arguments):
+    if any(argument.name in optional for argument in schema_of(overload).arguments):
         return None
     return _operator(packet, overload)
 
@@ -393,7 +400,7 @@ def is_hashable(value: Any) -> bool:
 @functools.cache
 def is_out_variant(overload: Any) -> bool:
     """Tell whether an overload writes its result into arguments named in the call."""
-    return any(argument.is_out for argument in overload._schema.arguments)
+    return any(argument.is_out for argument in schema_of(overload).arguments)
 
 
 # Python functions without effects on numbers and containers.

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fxkit.torch_adapters.operators import schema_of
+
 # A function with this attribute is the operator that the attribute names. One in the namespace
 # `guard` only checks: it may raise, and does nothing else.
 OPERATOR_NAME = "fxkit_operator"
@@ -35,7 +37,7 @@ class Operator:
     @property
     def schema(self) -> Any:
         """The ATen schema (`torch.FunctionSchema`), or None."""
-        return None if self.overload is None else self.overload._schema
+        return None if self.overload is None else schema_of(self.overload)
 
     def __str__(self) -> str:
         return self.name

@@ -18,8 +18,9 @@ from torch import fx, nn
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op_table import ALIASES, PARAMETER_NAMES
 from fxkit.ir.types import TensorType, type_of
-from fxkit.torch_adapters.layers import is_builtin_of_torch
-from fxkit.torch_adapters.operators import OpOverload, OpOverloadPacket
+from fxkit.torch_adapters.fx_nodes import args_of, kwargs_of
+from fxkit.torch_adapters.layers import forward_pre_hooks_of, is_builtin_of_torch
+from fxkit.torch_adapters.operators import OpOverload, OpOverloadPacket, schema_of
 
 # What Python's side of torch takes beside the names of the schemas.
 _PYTHON_NAMES = frozenset(
@@ -42,7 +43,7 @@ def unfit_call(gm: fx.GraphModule, node: fx.Node) -> str | None:
 
     Cost: that of the node's own operands.
     """
-    args, kwargs = node._args, node._kwargs
+    args, kwargs = args_of(node), kwargs_of(node)
     if node.op == "call_function":
         return _unfit_function(node.target, args, kwargs)
     if node.op == "call_method":
@@ -59,12 +60,12 @@ def unfit_call(gm: fx.GraphModule, node: fx.Node) -> str | None:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_pre_hooks) or "forward" in module.__dict__
+    return bool(forward_pre_hooks_of(module)) or "forward" in module.__dict__
 
 
 def _unfit_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     if isinstance(target, OpOverload):
-        return _unfit_overloads((target._schema,), args, kwargs, is_exact=True)
+        return _unfit_overloads((schema_of(target),), args, kwargs, is_exact=True)
     if isinstance(target, OpOverloadPacket):
         return _unfit_overloads(_schemas(target), args, kwargs, is_exact=True)
     if isinstance(target, types.FunctionType):
@@ -97,7 +98,7 @@ def _unfit_python(
 
 
 def _schemas(packet: Any) -> tuple[Any, ...]:
-    return tuple(getattr(packet, name)._schema for name in packet.overloads())
+    return tuple(schema_of(getattr(packet, name)) for name in packet.overloads())
 
 
 @functools.cache

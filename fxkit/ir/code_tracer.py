@@ -16,6 +16,8 @@ import torch
 from torch import fx
 
 from fxkit.ir.names import keep_module_name
+from fxkit.torch_adapters.fx_graphs import set_tracer
+from fxkit.torch_adapters.fx_nodes import rename_node
 
 _BINARY: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {
     ast.Add: (operator.add, operator.iadd),
@@ -64,7 +66,7 @@ class CodeTracer(fx.Tracer):
 
 def read_by_code(gm: fx.GraphModule) -> None:
     """Let a module, and those made of its graph, be read by their code when they are loaded."""
-    gm._tracer_cls = gm.graph._tracer_cls = CodeTracer
+    set_tracer(gm, CodeTracer)
 
 
 class _Unread(Exception):
@@ -141,7 +143,7 @@ class _Reader:
             node = self._node(value)
         if not isinstance(node, fx.Node):
             raise _Unread
-        node._rename(target.id)
+        rename_node(node, target.id)
         self._values[target.id] = node
         return node
 

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from fxkit.ir.names import keep_module_name
+from fxkit.torch_adapters.fx_nodes import input_nodes_of
 
 # What is written as code that gives it back.
 _PLAIN = frozenset(
@@ -59,7 +60,7 @@ def _compile(nodes: list[fx.Node]) -> None:
     others = [node for node in nodes if node.op not in ("placeholder", "output")]
     for node in sorted(inputs):
         copies[node] = graph.node_copy(node)
-    for operand in {operand: None for node in nodes for operand in node._input_nodes}:
+    for operand in {operand: None for node in nodes for operand in input_nodes_of(node)}:
         if operand not in copies:
             copies[operand] = graph.get_attr("operand")
     for node in others:

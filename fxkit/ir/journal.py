@@ -11,6 +11,7 @@ from torch.fx.node import map_arg
 from fxkit.ir.many_operands import EarlierOperands
 from fxkit.ir.printer import format_node
 from fxkit.ir.types import KEY as TYPE_KEY
+from fxkit.torch_adapters.fx_nodes import args_of, kwargs_of
 
 Snapshot = tuple[str, Any, Any, Any, Any, Any]
 
@@ -18,13 +19,20 @@ Snapshot = tuple[str, Any, Any, Any, Any, Any]
 def snapshot(node: fx.Node) -> Snapshot:
     """Return what a node is at this moment: kind, target, operands and type, in one tuple."""
     meta = node.meta
-    return (node.op, node.target, node._args, node._kwargs, meta.get(TYPE_KEY), meta.get("val"))
+    return (
+        node.op,
+        node.target,
+        args_of(node),
+        kwargs_of(node),
+        meta.get(TYPE_KEY),
+        meta.get("val"),
+    )
 
 
 def snapshot_with(node: fx.Node, operands: EarlierOperands) -> Snapshot:
     """Return the `snapshot` of a wide node, without holding a copy of its operands."""
     meta = node.meta
-    return (node.op, node.target, operands, node._kwargs, meta.get(TYPE_KEY), meta.get("val"))
+    return (node.op, node.target, operands, kwargs_of(node), meta.get(TYPE_KEY), meta.get("val"))
 
 
 class NodeRecord:

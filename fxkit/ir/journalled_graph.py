@@ -15,9 +15,16 @@ from fxkit.ir.generated_code import try_code
 from fxkit.ir.journal import Entry, Journal, snapshot
 from fxkit.ir.many_operands import Exchange, settle
 from fxkit.ir.open_sessions import check_no_other_session
-from fxkit.ir.surgery import erase_node, revive_node
 from fxkit.ir.verifier import verify
 from fxkit.torch_adapters.code_on_demand import bring_up_to_date, code_on_demand
+from fxkit.torch_adapters.fx_nodes import is_erased, set_arguments
+from fxkit.torch_adapters.graph_surgery import (
+    erase_node,
+    forget_name,
+    name_counts,
+    restore_name_counts,
+    revive_node,
+)
 
 
 class JournalledGraph:
@@ -45,12 +52,12 @@ class JournalledGraph:
         self._compiled: Entry | None = None
         self._unsettled: set[fx.Node] = set()
         self._size = len(gm.graph.nodes)
-        self._name_counts = dict(gm.graph._graph_namespace._base_count)
+        self._name_counts = name_counts(gm.graph)
 
     @property
     def graph(self) -> fx.Graph:
         """The graph of the module."""
-        return self.gm._graph
+        return self.gm.graph
 
     @property
     def is_modified(self) -> bool:
@@ -80,7 +87,7 @@ class JournalledGraph:
             self._take_back(entries.pop())
         self.settle()
         if not entries:
-            self.graph._graph_namespace._base_count = dict(self._name_counts)
+            restore_name_counts(self.graph, self._name_counts)
 
     def settle(self) -> None:
         """Let the nodes with very many operands list them in order. Cost: linear in those.
@@ -170,7 +177,7 @@ class JournalledGraph:
     def _touched(self, since: int) -> dict[fx.Node, None]:
         """Return the nodes of the graph that changes have made or changed."""
         touched = (entry[1] for entry in self.journal.entries[since:])
-        return {node: None for node in touched if node is not None and not node._erased}
+        return {node: None for node in touched if node is not None and not is_erased(node)}
 
     def diff(self) -> str:
         """Return the journal as text, one change a line."""
@@ -214,20 +221,8 @@ class JournalledGraph:
         elif kind == "erase":
             revive_node(node, undo, what[2], what[3])
         else:
-            node._update_args_kwargs(*undo)
+            set_arguments(node, *undo)
 
     def _remove(self, node: fx.Node) -> None:
         erase_node(node)
-        self._forget_name(node)
-
-    def _forget_name(self, node: fx.Node) -> None:
-        names = self.graph._graph_namespace
-        names._used_names.discard(node.name)
-        names._obj_to_name.pop(node, None)
-
-    def _restore_name(self, node: fx.Node, name: str) -> None:
-        names = self.graph._graph_namespace
-        self._forget_name(node)
-        node.name = name
-        names._used_names.add(name)
-        names._obj_to_name[node] = name
+        forget_name(node)

@@ -12,6 +12,13 @@ from torch import fx
 from fxkit.errors import RewriteError
 from fxkit.ir.journalled_graph import JournalledGraph
 from fxkit.ir.node_arguments import check_name
+from fxkit.torch_adapters.fx_graphs import exchange_graph
+from fxkit.torch_adapters.layers import (
+    buffers_of,
+    children_of,
+    non_persistent_buffers_of,
+    parameters_of,
+)
 
 
 class JournalledModule(JournalledGraph):
@@ -56,11 +63,11 @@ class JournalledModule(JournalledGraph):
             if node.op in ("get_attr", "call_module") and not hasattr(self.gm, top):
                 setattr(self.gm, top, getattr(other, top))
                 self._record("attribute", top, top, lambda top=top: delattr(self.gm, top))
-        self.gm._graph = other.graph
+        exchange_graph(self.gm, other.graph)
         self.graph.owning_module = self.gm
 
         def undo() -> None:
-            self.gm._graph = old
+            exchange_graph(self.gm, old)
             old.owning_module = self.gm
 
         self._record("adopt", type(other).__name__, f"{len(old.nodes)} -> {len(self.graph.nodes)} "
@@ -121,7 +128,12 @@ def _take_attribute(gm: fx.GraphModule, path: str) -> tuple[str, Callable[[], No
     """
     parent, _, name = path.rpartition(".")
     owner = gm.get_submodule(parent) if parent else gm
-    tables: tuple[Any, ...] = (owner._parameters, owner._buffers, owner._modules, owner.__dict__)
+    tables: tuple[Any, ...] = (
+        parameters_of(owner),
+        buffers_of(owner),
+        children_of(owner),
+        owner.__dict__,
+    )
     table = next((table for table in tables if name in table), None)
     if table is None or (parent and type(owner) is not torch.nn.Module):
         raise RewriteError(
@@ -130,13 +142,13 @@ def _take_attribute(gm: fx.GraphModule, path: str) -> tuple[str, Callable[[], No
         )
     value, names = table[name], list(table)
     following = names[names.index(name) + 1 :]
-    is_hidden = name in owner._non_persistent_buffers_set
+    is_hidden = name in non_persistent_buffers_of(owner)
     delattr(owner, name)
 
     def put_back() -> None:
         table[name] = value
         table.update({n: table.pop(n) for n in following if n in table})
         if is_hidden:
-            owner._non_persistent_buffers_set.add(name)
+            non_persistent_buffers_of(owner).add(name)
 
     return name, put_back

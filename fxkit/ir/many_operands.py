@@ -13,6 +13,8 @@ from torch import fx
 from torch.fx.immutable_collections import immutable_list
 from torch.fx.node import map_arg
 
+from fxkit.torch_adapters.fx_nodes import args_of, input_nodes_of, kwargs_of, set_arguments
+
 WIDE = 64
 """From how many operands on a node is wide."""
 
@@ -35,14 +37,14 @@ class ManyOperands:
 
     def __init__(self, node: fx.Node) -> None:
         self.node = node
-        self.args = self._first = node._args
+        self.args = self._first = args_of(node)
         self._exchanges: list[tuple[tuple[_Place, ...], fx.Node]] = []
         self._locate()
 
     @property
     def is_current(self) -> bool:
         """Whether nobody else has changed the operands since."""
-        return self.node._args is self.args
+        return args_of(self.node) is self.args
 
     def exchange(self, old: fx.Node, new: fx.Node) -> Exchange:
         """Put another node in all places of an operand."""
@@ -55,7 +57,7 @@ class ManyOperands:
 
         Cost: a copy of the operands.
         """
-        node, inputs = self.node, self.node._input_nodes
+        node, inputs = self.node, input_nodes_of(self.node)
         self._exchanges.append((places, new))
         left, taken = self._places[old], self._places.setdefault(new, {})
         for place in places:
@@ -70,8 +72,8 @@ class ManyOperands:
     def put_anew(self, places: tuple[_Place, ...], new: fx.Node) -> None:
         """Do the same after somebody else changed the operands, and changed them back."""
         self._exchanges.append((places, new))
-        self.node._update_args_kwargs(self.at(len(self._exchanges)), self.node._kwargs)
-        self.args = self.node._args
+        set_arguments(self.node, self.at(len(self._exchanges)), kwargs_of(self.node))
+        self.args = args_of(self.node)
         self._locate()
 
     def at(self, count: int) -> tuple[Any, ...]:
@@ -147,22 +149,22 @@ class Exchange:
 def settle(node: fx.Node) -> None:
     """Let a node list its inputs in the order of its operands. Cost: linear in those."""
     found: dict[fx.Node, None] = {}
-    map_arg((node._args, node._kwargs), lambda operand: found.setdefault(operand))
-    node._input_nodes.clear()
-    node._input_nodes.update(found)
+    map_arg((args_of(node), kwargs_of(node)), lambda operand: found.setdefault(operand))
+    input_nodes_of(node).clear()
+    input_nodes_of(node).update(found)
 
 
 def is_flat(node: fx.Node) -> bool:
     """Tell whether the operands are arguments by position, or parts of lists and tuples there."""
-    found = {operand for _, operand in _places(node._args)}
+    found = {operand for _, operand in _places(args_of(node))}
     deeper: list[fx.Node] = []
-    args: tuple[Any, ...] = node._args
+    args: tuple[Any, ...] = args_of(node)
     for value in args:
         for part in value if type(value) in (immutable_list, tuple) else (value,):
             if not isinstance(part, fx.Node):
                 map_arg(part, deeper.append)
-    map_arg(node._kwargs, deeper.append)
-    return not deeper and len(found) == len(node._input_nodes)
+    map_arg(kwargs_of(node), deeper.append)
+    return not deeper and len(found) == len(input_nodes_of(node))
 
 
 def _places(args: tuple[Any, ...]) -> list[tuple[_Place, fx.Node]]:

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from fxkit.torch_adapters.graph_surgery import reserve_name
+
 MODULE_NAME = "self"
 
 
 def keep_module_name(graph: fx.Graph) -> fx.Graph:
     """Let no node that is made or renamed from now on be called `self`; return the graph."""
-    graph._graph_namespace._used_names.add(MODULE_NAME)
+    reserve_name(graph, MODULE_NAME)
     return graph
 
 

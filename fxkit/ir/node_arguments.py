@@ -14,6 +14,7 @@ from torch import fx, nn
 from fxkit.errors import RewriteError
 from fxkit.ir.node_kinds import KINDS
 from fxkit.ir.printer import format_node, format_value
+from fxkit.torch_adapters.fx_nodes import is_erased
 
 
 def node_in(graph: fx.Graph, value: Any) -> fx.Node:
@@ -28,7 +29,7 @@ def node_in(graph: fx.Graph, value: Any) -> fx.Node:
         RewriteError: When it is something else, was erased, or lies in another graph.
     """
     node = _named(graph, value) if isinstance(value, str) else any_node(value)
-    if node._erased:
+    if is_erased(node):
         raise RewriteError(
             f"expected a node of the graph, got %{node.name}, which was erased",
             hint="use the node that took its place",

@@ -40,6 +40,13 @@ from fxkit.ir.call import OPERATOR_NAME, Call, Operator, operator_named
 from fxkit.ir.named_results import place_of_result
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters.fx_nodes import args_of, input_nodes_of, kwargs_of
+from fxkit.torch_adapters.layers import (
+    backward_hooks_of,
+    backward_pre_hooks_of,
+    forward_hooks_of,
+    forward_pre_hooks_of,
+)
 from fxkit.torch_adapters.operators import OpOverload, OpOverloadPacket
 
 __all__ = [
@@ -77,7 +84,7 @@ def resolve(node: fx.Node) -> Call | None:
         taken = _named_result(node)
         if taken is not None:
             return taken
-    args, kwargs = node._args, node._kwargs
+    args, kwargs = args_of(node), kwargs_of(node)
     cached = node.__dict__.get(_CACHE)
     if (
         cached is not None
@@ -133,7 +140,7 @@ def keep_operator(node: fx.Node, before: tuple[Any, ...], old: fx.Node, new: fx.
         if known is None or known[1] is not before or known[4] is None:
             return
         known = (*known[:4], known[4].operator)
-    node.__dict__[_KEPT] = (known[0], node._args, *known[2:])
+    node.__dict__[_KEPT] = (known[0], args_of(node), *known[2:])
 
 
 def operator_of_overload(target: Any) -> Operator | None:
@@ -254,7 +261,7 @@ _UNKNOWN: Any = object()
 
 def _named_result(node: fx.Node) -> Call | None:
     """Resolve `x.max(0).values`, which is `x.max(0)[0]`; not kept, since the operand decides."""
-    args = node._args
+    args = args_of(node)
     if len(args) != 2 or not isinstance(args[0], fx.Node) or not isinstance(args[1], str):
         return None
     source = operator_of(args[0])
@@ -265,13 +272,13 @@ def _named_result(node: fx.Node) -> Call | None:
 def _is_of(node: fx.Node, kept: tuple[Any, ...]) -> bool:
     """Tell whether what was noted of a node holds for its target and operands as they are now."""
     target, args, kwargs, is_final, _ = kept
-    if target is not node.target or args is not node._args or kwargs is not node._kwargs:
+    if target is not node.target or args is not args_of(node) or kwargs is not kwargs_of(node):
         return False
     return is_final or not _is_typed(node)
 
 
 def _is_typed(node: fx.Node) -> bool:
-    for operand in node._input_nodes:
+    for operand in input_nodes_of(node):
         if TYPE_KEY not in operand.meta and type_of(operand) is None:
             return False
     return True
@@ -319,9 +326,9 @@ def _module_value(module: nn.Module, path: str, attribute: str) -> Any:
 
 def _has_hooks(module: nn.Module, but: str = "") -> bool:
     return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
+        forward_hooks_of(module)
+        or forward_pre_hooks_of(module)
+        or backward_hooks_of(module)
+        or backward_pre_hooks_of(module)
         or ("forward" in module.__dict__ and but != "forward")
     )

@@ -18,7 +18,7 @@ from fxkit.ir.attributes import Attribute
 from fxkit.ir.op_table import NUMBERS_WITHOUT_DTYPE, PARAMETER_NAMES
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import TensorType, type_of
-from fxkit.torch_adapters.operators import OpOverloadPacket
+from fxkit.torch_adapters.operators import OpOverloadPacket, overload_name_of, schema_of
 
 _REQUIRED = object()
 _MISFIT = object()
@@ -44,16 +44,16 @@ class Signature:
 
     def __init__(self, overload: Any) -> None:
         self.overload = overload
-        packet = overload._schema.name.partition("::")[2].removesuffix("_")
+        packet = schema_of(overload).name.partition("::")[2].removesuffix("_")
         has_dtype = packet not in NUMBERS_WITHOUT_DTYPE
-        self.parameters = tuple(_parameter(a, has_dtype) for a in overload._schema.arguments)
+        self.parameters = tuple(_parameter(a, has_dtype) for a in schema_of(overload).arguments)
         self.positional = tuple(p for p in self.parameters if not p.keyword_only)
         self.of_method = tuple(sorted(self.positional, key=lambda p: p.name != "self"))
         self.names = frozenset(p.name for p in self.parameters)
         self.floats = frozenset(p.name for p in self.parameters if p.is_float)
         self._defaults = {p.name: p.default for p in self.parameters}
         self._required = [p.name for p in self.parameters if p.default is _REQUIRED]
-        self._outs = tuple(a.name for a in overload._schema.arguments if a.is_out)
+        self._outs = tuple(a.name for a in schema_of(overload).arguments if a.is_out)
 
     def bind(
         self,
@@ -141,10 +141,10 @@ def signature_of(overload: Any) -> Signature:
 
 def _is_reachable(overload: Any) -> bool:
     """Leave out what only TorchScript calls: named dimensions, scalar and list arithmetic."""
-    name = overload._overloadname
+    name = overload_name_of(overload)
     if name.startswith("prim_") or name.endswith("hacked_twin"):
         return False
-    schema = overload._schema
+    schema = schema_of(overload)
     kinds = [str(a.real_type) for a in schema.arguments]
     if any(kind.startswith("List[t") for kind in kinds):
         return False

@@ -22,7 +22,7 @@ from fxkit.ir.insertion_points import first_body_node, insertion_point
 from fxkit.ir.journal import snapshot, snapshot_with
 from fxkit.ir.journalled_module import JournalledModule
 from fxkit.ir.many_operands import WIDE, WideNodes
-from fxkit.ir.names import keep_module_name
+from fxkit.ir.names import MODULE_NAME, keep_module_name
 from fxkit.ir.node_arguments import (
     any_node,
     check_args,
@@ -35,9 +35,16 @@ from fxkit.ir.node_arguments import (
 from fxkit.ir.on_behalf import OnBehalf
 from fxkit.ir.op import keep_operator
 from fxkit.ir.open_sessions import check_is_latest, forget, is_open
-from fxkit.ir.surgery import erase_node, insert_node
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import TensorType, set_type
+from fxkit.torch_adapters.fx_nodes import (
+    args_of,
+    input_nodes_of,
+    kwargs_of,
+    rename_node,
+    set_arguments,
+)
+from fxkit.torch_adapters.graph_surgery import erase_node, insert_node, name_of_target, restore_name
 
 
 class EditSession(JournalledModule):
@@ -174,7 +181,7 @@ class EditSession(JournalledModule):
             target,
             args,
             kwargs,
-            self.graph._target_to_str(target) if name is None else name,
+            name_of_target(self.graph, target) if name is None else name,
             () if near is None or not _has_source(near) else (near,),
         )
 
@@ -201,8 +208,10 @@ class EditSession(JournalledModule):
             name: Name to give it, made unique when taken.
             near: Nodes whose source line it takes when it replaces none.
         """
+        if name == MODULE_NAME:
+            keep_module_name(self.graph)
         node = insert_node(place, op, target, args, kwargs, name)
-        for operand in node._input_nodes:
+        for operand in input_nodes_of(node):
             if not operand < place or operand.graph is not self.graph:
                 self._remove(node)
                 node_in(self.graph, operand)
@@ -242,7 +251,7 @@ class EditSession(JournalledModule):
         old, new = self._given(old), self._given(new)
         if old is new:
             raise edit_errors.same_node(old)
-        if old in new._input_nodes:
+        if old in input_nodes_of(new):
             raise edit_errors.uses_replaced(old, new)
         if not self.originals:
             provenance.derive(new, [old], self.by or "edit")
@@ -268,9 +277,9 @@ class EditSession(JournalledModule):
         for user in users:
             if user < new:
                 raise edit_errors.earlier_user(old, new, user)
-            if len(user._input_nodes) >= WIDE and self._exchange(user, old, new):
+            if len(input_nodes_of(user)) >= WIDE and self._exchange(user, old, new):
                 continue
-            undo = user._args, user._kwargs
+            undo = args_of(user), kwargs_of(user)
             user.replace_input_with(old, new)
             entries.append(("rewire", user, user.name, self.by, snapshot(user), undo))
         if TYPE_KEY not in new.meta and TYPE_KEY in old.meta:
@@ -299,8 +308,8 @@ class EditSession(JournalledModule):
         node = self._given(node)
         check_args(args)
         args, kwargs = self._operands(tuple(args)), kwargs and self._operands(kwargs)
-        undo = node._args, node._kwargs
-        node._update_args_kwargs(args, undo[1] if kwargs is None else kwargs)
+        undo = args_of(node), kwargs_of(node)
+        set_arguments(node, args, undo[1] if kwargs is None else kwargs)
         self._note("rewire", node, undo)
 
     def set_target(self, node: fx.Node, target: Any, op: str | None = None) -> None:
@@ -347,9 +356,9 @@ class EditSession(JournalledModule):
         check_name(name)
         old = node.name
         keep_module_name(self.graph)
-        node._rename(name)
+        rename_node(node, name)
         self._record("rename", node, f"%{old} -> %{node.name}",
-                     lambda: self._restore_name(node, old))  # fmt: skip
+                     lambda: restore_name(node, old))  # fmt: skip
 
     def retype(self, node: fx.Node, known: Any) -> None:
         """Record another type of a node, as `type_of` gives it; None for one that is not known."""
@@ -386,7 +395,7 @@ class EditSession(JournalledModule):
             return False
         for hook in getattr(self.gm, "_replace_hooks", None) or ():
             hook(old=old, new=new.name, user=user)
-        before = user._args
+        before = args_of(user)
         undo = operands.exchange(old, new)
         self._unsettled.add(user)
         keep_operator(user, before, old, new)

@@ -21,6 +21,7 @@ from fxkit.ir.op import operator_of
 from fxkit.ir.printer import format_node_safely, format_source
 from fxkit.ir.program_changes import GraphProgram
 from fxkit.torch_adapters.fx_graphs import codegen_of, flattens_inputs
+from fxkit.torch_adapters.fx_nodes import input_nodes_of, is_erased
 from fxkit.torch_adapters.operators import OpOverload
 from fxkit.torch_adapters.pytree import tree_leaves
 
@@ -78,7 +79,7 @@ def _faults(gm: fx.GraphModule) -> Iterator[Fault]:
         if not _is_plain(node, graph):
             yield from _node_faults(gm, node, attributes)
         yield from _call_faults(gm, node)
-        for operand in node._input_nodes:
+        for operand in input_nodes_of(node):
             if operand not in defined or node not in operand.users:
                 yield from _operand_faults(node, defined)
         if node.name in names:
@@ -87,7 +88,7 @@ def _faults(gm: fx.GraphModule) -> Iterator[Fault]:
         names.add(node.name)
     for node in nodes:
         for user in node.users:
-            if user not in defined or node not in user._input_nodes:
+            if user not in defined or node not in input_nodes_of(user):
                 yield node, f"expected %{user.name} to use it, got no such operand", _USE_EDIT
     yield from _structure_faults(graph)
 
@@ -98,7 +99,7 @@ def _faults_of_some(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> Iterator[
         yield last, "expected one output, at the end, got another node", "call graph.output(...)"
     attributes = _attributes(gm, nodes)
     for node in nodes:
-        before = {o for o in node._input_nodes if _is_before(o, node)}
+        before = {o for o in input_nodes_of(node) if _is_before(o, node)}
         yield from _node_faults(gm, node, attributes)
         yield from _call_faults(gm, node)
         yield from _operand_faults(node, before)
@@ -107,7 +108,7 @@ def _faults_of_some(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> Iterator[
         if node.op == "output" and node is not last:
             yield node, "expected one output, at the end, got 2", "call graph.output(...)"
         for user in node.users:
-            if user < node or user._erased or node not in user._input_nodes:
+            if user < node or is_erased(user) or node not in input_nodes_of(user):
                 yield node, f"expected %{user.name} to use it, got no such operand", _USE_EDIT
     yield from _structure_faults(gm.graph)
 
@@ -134,7 +135,7 @@ def _nested(what: str, expected: int, got: int) -> tuple[str, str]:
 
 
 def _is_before(operand: fx.Node, node: fx.Node) -> bool:
-    return operand.graph is node.graph and not operand._erased and operand < node
+    return operand.graph is node.graph and not is_erased(operand) and operand < node
 
 
 _OPERATORS = operator.add.__module__

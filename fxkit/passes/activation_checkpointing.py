@@ -19,6 +19,7 @@ from fxkit.passes.options import check_at_least
 from fxkit.passes.partitioning.data_reads import reads_data
 from fxkit.passes.partitioning.parts import GraphPart, outline_parts
 from fxkit.passes.partitioning.saved_tensors import SavedMemory, saved_memories
+from fxkit.torch_adapters.fx_nodes import order_key
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def _fewest(
             fewest = middle
         else:
             most = middle - 1
-    chosen = sorted(ordered[fewest:], key=lambda s: s[0]._sort_key)
+    chosen = sorted(ordered[fewest:], key=lambda s: order_key(s[0]))
     return _Plan(tuple(chosen), _kept(memories, chosen), sum(work[s] for s in chosen))
 
 

@@ -33,6 +33,7 @@ from fxkit.passes.layers.casts import cast_results_back, insert_cast, result_typ
 from fxkit.passes.options import check_lower_precision
 from fxkit.torch_adapters.grad_modes import enter_autocast, exit_autocast
 from fxkit.torch_adapters.operators import OpOverload, has_kernel
+from fxkit.torch_adapters.tensors import is_view_of_another
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ class _Caster:
         if known.dtype != torch.float32 or dtype != self.options.dtype:
             return None
         tensor = find_attribute(self.edit.gm, str(operand.target))
-        may_cache = tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        may_cache = tensor.requires_grad and tensor.is_leaf and not is_view_of_another(tensor)
         return tensor if may_cache else None
 
     def _held(self, attribute: Attribute) -> torch.Tensor:

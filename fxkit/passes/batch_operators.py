@@ -20,6 +20,7 @@ from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.layers.layers import Layer, layer_of
 from fxkit.passes.layers.weights import Weights
 from fxkit.passes.options import check_at_least
+from fxkit.torch_adapters.fx_nodes import is_erased
 from fxkit.torch_adapters.operators import OpOverload
 
 
@@ -66,7 +67,7 @@ class BatchOperators(Pass):
         """
         batcher = _Batcher(edit, context, self)
         for node in list(edit.graph.nodes):
-            if not node._erased:
+            if not is_erased(node):
                 batcher.lift(node)
         while batcher.merge_all():
             pass
@@ -248,7 +249,7 @@ class _Batcher:
         """Return a group with its operands as the merging of others left them."""
         group = _Group()
         for node in collected.nodes:
-            if node._erased:
+            if is_erased(node):
                 continue
             layer = layer_of(node, self.weights)
             operand = layer.input if isinstance(layer, Layer) else node.all_input_nodes[0]

@@ -17,6 +17,8 @@ from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.options import check_at_least
 from fxkit.passes.properties import is_dequantised
+from fxkit.torch_adapters.fx_nodes import is_erased
+from fxkit.torch_adapters.tensors import impl_address_of
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class _Folder:
                 read = self.edit.add_attribute("_folded", value.detach(), before=node)
                 self.edit.replace_uses(node, read, readers.__contains__)
         for node in reversed(list(self.values)):
-            if not node._erased and not node.users:
+            if not is_erased(node) and not node.users:
                 self.edit.erase(node)
 
     def _read(self, node: fx.Node) -> None:
@@ -150,9 +152,9 @@ class _Folder:
 
     def _is_view_of_constant(self, node: fx.Node) -> bool:
         """Tell whether a folded node only shows a constant's own memory."""
-        memory = self.values[node].untyped_storage()._cdata
+        memory = impl_address_of(self.values[node].untyped_storage())
         return any(
-            n.op == "get_attr" and v.untyped_storage()._cdata == memory
+            n.op == "get_attr" and impl_address_of(v.untyped_storage()) == memory
             for n, v in self.values.items()
         )
 

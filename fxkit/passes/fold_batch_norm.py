@@ -27,6 +27,7 @@ from fxkit.passes.layers.norms import (
 )
 from fxkit.passes.layers.refused import Refused
 from fxkit.passes.layers.weights import Weights, memory_of
+from fxkit.torch_adapters.fx_nodes import order_key
 from fxkit.torch_adapters.operators import OpOverload
 
 Share = tuple[Layer, Affine]
@@ -271,7 +272,7 @@ class _Folder:
             raise Refused(f"the channels of %{name} are not known to be those of the norm")
 
     def _check_mode(self, layer: Layer, norm: Norm) -> None:
-        first, last = sorted((layer.node, norm.node), key=lambda n: n._sort_key)
+        first, last = sorted((layer.node, norm.node), key=order_key)
         mode = self.weights.order.mode_between(first, last)
         if mode is not None:
             raise Refused(f"%{mode.name} changes a mode between it and %{layer.node.name}")

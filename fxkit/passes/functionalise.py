@@ -20,6 +20,7 @@ from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.decomposition.strides import laid_out_as
 from fxkit.passes.layout.written_memory import Tensor, WrittenMemory
 from fxkit.passes.properties import property_named
+from fxkit.torch_adapters.fx_nodes import is_erased
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class _Rewriting:
         for node in reversed(self.gone):
             self.edit.erase(node)
         for node in reversed([*self.memory.tensors, *self.made]):
-            is_kept = node._erased or not node.op.startswith("call") or node.users
+            is_kept = is_erased(node) or not node.op.startswith("call") or node.users
             if not is_kept and effects_of(node).is_pure:
                 self.edit.erase(node)
 

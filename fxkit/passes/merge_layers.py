@@ -15,6 +15,7 @@ from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.layers.layers import Layer, layer_of
 from fxkit.passes.layers.weights import Weights
+from fxkit.torch_adapters.fx_nodes import is_erased
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class MergeLayers(Pass):
         """Visit the layers by what they share. Cost: linear in the nodes, and in the weights."""
         merger = _Merger(edit, context)
         for node in list(edit.graph.nodes):
-            if not node._erased:
+            if not is_erased(node):
                 merger.collect(node, self.convolutions)
         for group in merger.groups:
             if len(group) > 1:

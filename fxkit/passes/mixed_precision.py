@@ -20,6 +20,7 @@ from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.decomposition.fake_runs import type_under, without_autocast
 from fxkit.passes.layers.casts import cast_results_back, insert_cast, result_types
 from fxkit.passes.options import check_at_least, check_lower_precision
+from fxkit.torch_adapters.fx_nodes import is_erased
 
 # Where the time goes, and where a product of rounded operands is summed in float32 anyhow.
 _PRODUCTS = frozenset(
@@ -137,7 +138,7 @@ class _Lowerer:
     def erase_unused_reads(self) -> None:
         """Erase the reads of weights that only products took."""
         for read in self.reads:
-            if not read._erased and not read.users:
+            if not is_erased(read) and not read.users:
                 self.edit.erase(read)
 
     def _enters_or_leaves(self, call: Call) -> bool:

@@ -13,7 +13,7 @@ from fxkit.analysis.effects import AliasSets, effects_of
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.passes.base import Pass, PassContext
-from fxkit.torch_adapters.operators import OpOverload
+from fxkit.torch_adapters.operators import OpOverload, schema_of
 
 _aten = torch.ops.aten
 
@@ -215,7 +215,7 @@ def _may_hold(operand: fx.Node, node: fx.Node) -> bool:
 @functools.cache
 def _in_place(overload: Any) -> Any:
     """Return the overload that writes the same result over its first operand, or None."""
-    schema = overload._schema
+    schema = schema_of(overload)
     name = schema.name.partition("::")[2]
     packet = getattr(_aten, f"{name}_", None) if overload.namespace == "aten" else None
     if packet is None or len(schema.returns) != 1 or schema.is_mutable:
@@ -223,7 +223,7 @@ def _in_place(overload: Any) -> Any:
     wanted = [(a.name, str(a.type)) for a in schema.arguments]
     for candidate in packet.overloads():
         found = getattr(packet, candidate)
-        arguments = found._schema.arguments
+        arguments = schema_of(found).arguments
         if [(a.name, str(a.type)) for a in arguments] == wanted and arguments[0].alias_info:
             return None if torch.Tag.inplace_view in found.tags else found
     return None

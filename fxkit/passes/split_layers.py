@@ -14,6 +14,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.layers.layers import Layer, layer_of
 from fxkit.passes.layers.weights import Weights
+from fxkit.torch_adapters.fx_nodes import is_erased
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class SplitLayers(Pass):
         """Visit the layers in order. Cost: linear in the nodes."""
         splitter = _Splitter(edit, context)
         for node in list(edit.graph.nodes):
-            if not node._erased:
+            if not is_erased(node):
                 splitter.visit(node)
 
 
@@ -84,7 +85,7 @@ class _Splitter:
             if reason is not None:
                 return reason
         for node in [part.node for part in parts] + list(layer.node.users):
-            if not node._erased and not node.users:
+            if not is_erased(node) and not node.users:
                 self.edit.erase(node)
         self.edit.erase(layer.node)
         return None

@@ -26,6 +26,7 @@ from fxkit.patterns.pattern_nodes import (
     is_same_constant,
 )
 from fxkit.patterns.search import is_floating, is_same_binding, match_at
+from fxkit.torch_adapters.fx_nodes import order_key
 
 
 class _Step(NamedTuple):
@@ -110,7 +111,7 @@ def _run(pattern: Pattern, program: _Program, root: fx.Node) -> Match | None:
 
 
 def _place_of(pair: tuple[Operation, fx.Node]) -> Any:
-    return pair[1]._sort_key
+    return order_key(pair[1])
 
 
 def _may_bind(

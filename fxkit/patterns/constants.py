@@ -13,6 +13,7 @@ from fxkit.analysis.effects import effects_of
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters.fx_nodes import order_key
 
 # Beyond these, a value is not worked out.
 _MOST_NODES = 64
@@ -54,7 +55,7 @@ def _constant_cone(value: fx.Node) -> list[fx.Node] | None:
             if operand not in seen:
                 seen.add(operand)
                 stack.append(operand)
-    return sorted(seen, key=lambda node: node._sort_key)
+    return sorted(seen, key=order_key)
 
 
 def _is_constant_step(node: fx.Node) -> bool:

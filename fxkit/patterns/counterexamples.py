@@ -22,6 +22,7 @@ from fxkit.patterns.engine import rewrite
 from fxkit.patterns.reasons import explain
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.rule_code import APPLY_RULE, rule_code
+from fxkit.torch_adapters.fx_nodes import rename_node
 
 # Where and how results may differ, by the parts of the message that tell it.
 _PLACES = ("outputs", "arguments", "gradients")
@@ -138,7 +139,7 @@ def _name_after_captures(program: fx.GraphModule, gm: fx.GraphModule) -> None:
     for node in program.graph.find_nodes(op="placeholder"):
         wished = copies.get(node.name)
         if wished is not None and wished not in taken:
-            node._rename(wished)
+            rename_node(node, wished)
             node.target = node.name
     program.recompile()
 

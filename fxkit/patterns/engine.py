@@ -40,6 +40,8 @@ from fxkit.patterns.safety import Safety
 from fxkit.patterns.templates import pattern
 from fxkit.patterns.termination import Termination
 from fxkit.patterns.worklist import Worklist
+from fxkit.torch_adapters.fx_nodes import is_erased
+from fxkit.torch_adapters.graph_surgery import nodes_by_target
 
 # Rules defined in here are proven, types and all.
 _OWN_RULES = str(Path(__file__).parents[1])
@@ -230,7 +232,7 @@ class _Run:
                 stopped = f"the limit of {self.limit} rewrites"
                 break
             node, level = self._queue.pop()
-            if not node._erased:
+            if not is_erased(node):
                 self._visit(node, level)
         self.session.settle()
         refusals = tuple((rule, root, why) for (rule, root), why in self.refusals.items())
@@ -239,7 +241,7 @@ class _Run:
     def _visits(self) -> Iterator[tuple[fx.Node, int, RuleLevel]]:
         """Yield where a rule may match; overloads that are no rule's root are passed over whole."""
         levels = self.levels
-        for (kind, target), nodes in self.graph._find_nodes_lookup_table.table.items():
+        for (kind, target), nodes in nodes_by_target(self.graph):
             if kind in COMPUTES_NOTHING or not nodes:
                 continue
             operator = operator_of_overload(target)
@@ -270,7 +272,7 @@ class _Run:
         for node, sites in list(self._refused.items()):
             if sites < len(self.sites):
                 del self._refused[node]
-                if not node._erased:
+                if not is_erased(node):
                     self._push(node)
         return bool(self._queue)
 
@@ -282,7 +284,7 @@ class _Run:
         layer, self._changed = list(self._changed), {}
         seen = set(layer)
         for distance in range(1, self._deepest):
-            above = {user: None for node in layer if not node._erased for user in node.users}
+            above = {user: None for node in layer if not is_erased(node) for user in node.users}
             layer = [user for user in above if user not in seen]
             seen.update(layer)
             for user in layer:
@@ -381,7 +383,7 @@ class _Run:
             if not candidate.file.startswith(_OWN_RULES):
                 propagate_types(self.session, [v for v in inserted if v in values])
         gone = self._replacer.erase(originals, values)
-        if not root._erased:
+        if not is_erased(root):
             self._kept.add((candidate, root))
         self._termination.note(candidate, match, gone, inserted)
         self.sites.append(
@@ -391,7 +393,7 @@ class _Run:
         if self.fixpoint:
             self._changed.update(dict.fromkeys((*inserted, *users)))
             for node in (*inserted, *users):
-                if not node._erased:
+                if not is_erased(node):
                     self._push(node)
 
 

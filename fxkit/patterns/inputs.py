@@ -18,6 +18,7 @@ from fxkit.errors import RewriteError
 from fxkit.patterns.pattern_nodes import Capture, Constant, Operation, slice_parts
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.variants import plain_variants
+from fxkit.torch_adapters.operators import schema_of
 
 
 def pattern_module(rule: Rule, values: Mapping[str, Any]) -> fx.GraphModule:
@@ -122,7 +123,7 @@ def _is_default(packet: Any, argument: str, value: Any) -> bool:
 def _declared(packet: Any, argument: str) -> list[Any]:
     """Return what the overloads of an operator declare of an argument."""
     overloads = (getattr(packet, name) for name in packet.overloads())
-    return [a for o in overloads for a in o._schema.arguments if a.name == argument]
+    return [a for o in overloads for a in schema_of(o).arguments if a.name == argument]
 
 
 def _build(value: Any, made: Mapping[Any, Any]) -> Any:

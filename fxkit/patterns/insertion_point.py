@@ -22,6 +22,7 @@ from fxkit.ir.printer import format_value
 from fxkit.ir.types import type_of
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Rule
+from fxkit.torch_adapters.fx_nodes import is_erased, order_key
 
 # More operands than this are not lifted.
 _MOST_LIFTED = 16
@@ -92,7 +93,7 @@ def _liftable(match: Match, place: fx.Node, order: EffectOrder | None) -> list[f
             return []
         found.add(node)
         stack.extend(o for o in node.all_input_nodes if o in match.matched or not o < place)
-    return sorted(found, key=lambda node: node._sort_key)
+    return sorted(found, key=order_key)
 
 
 def _may_rise(node: fx.Node, place: fx.Node, order: EffectOrder | None) -> bool:
@@ -208,11 +209,11 @@ def _around(
     ordered: list[fx.Node], node: fx.Node, but: frozenset[fx.Node]
 ) -> tuple[fx.Node | None, fx.Node | None]:
     """Return the last of some nodes, in graph order, before a node, and the first one after it."""
-    place = bisect.bisect_left(ordered, node._sort_key, key=lambda n: n._sort_key)
+    place = bisect.bisect_left(ordered, order_key(node), key=order_key)
     earlier = (ordered[index] for index in range(place - 1, -1, -1))
     later = (ordered[index] for index in range(place, len(ordered)))
     return _first_left(earlier, but), _first_left(later, but)
 
 
 def _first_left(nodes: Iterator[fx.Node], but: frozenset[fx.Node]) -> fx.Node | None:
-    return next((node for node in nodes if node not in but and not node._erased), None)
+    return next((node for node in nodes if node not in but and not is_erased(node)), None)

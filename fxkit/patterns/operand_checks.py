@@ -16,6 +16,7 @@ from fxkit.ir.call import Call
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_value
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters.operators import schema_of
 
 # Operators whose functions in torch take a number where the schema has a tensor.
 _TAKE_NUMBERS = frozenset(
@@ -87,7 +88,7 @@ def _is_tensor(node: fx.Node) -> bool:
         return isinstance(known, TensorType)
     call = resolve(node)
     overload = None if call is None else call.operator.overload
-    return overload is not None and str(overload._schema.returns[0].type) == "Tensor"
+    return overload is not None and str(schema_of(overload).returns[0].type) == "Tensor"
 
 
 class _Use:

@@ -16,6 +16,7 @@ from fxkit.analysis.shared_memory import shares_memory
 from fxkit.ir.op import Call, resolve
 from fxkit.patterns.operand_checks import OperandRequirements
 from fxkit.patterns.pattern_nodes import PatternNode
+from fxkit.torch_adapters.operators import schema_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +123,7 @@ def _part(node: fx.Node) -> int | None:
 def _returns_several(call: Call) -> bool:
     """Tell whether an operator returns several tensors, each in memory of its own."""
     overload = call.operator.overload
-    returns = () if overload is None else overload._schema.returns
+    returns = () if overload is None else schema_of(overload).returns
     return len(returns) > 1 and all(result.alias_info is None for result in returns)
 
 

@@ -16,6 +16,7 @@ from fxkit.patterns.language import COMPUTES, computation
 from fxkit.patterns.matching import Match
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.safety import Safety
+from fxkit.torch_adapters.fx_nodes import args_of, is_erased, kwargs_of
 
 
 class Replacer:
@@ -49,11 +50,11 @@ class Replacer:
         inserted: list[fx.Node] = []
         insert = self._session.insert_at
         for node in template.body:
-            args = map_arg(node._args, substitute)
+            args = map_arg(args_of(node), substitute)
             if node.target is computation:
                 made[node] = node.meta[COMPUTES](*args)
                 continue
-            kwargs = map_arg(node._kwargs, substitute) if node._kwargs else {}
+            kwargs = map_arg(kwargs_of(node), substitute) if kwargs_of(node) else {}
             made[node] = new = insert(place, node.op, node.target, args, kwargs, node.name)
             inserted.append(new)
         values = [substitute(v) if isinstance(v, fx.Node) else v for v in template.values]
@@ -82,7 +83,7 @@ class Replacer:
             nodes = reversed(self._session.graph.find_nodes(op="get_attr"))
             self._reads = {str(node.target): node for node in nodes}
         first = self._reads.get(attribute.path)
-        if first is not None and not first._erased and first < place:
+        if first is not None and not is_erased(first) and first < place:
             return first
         read = self._session.insert("get_attr", attribute.path, before=place)
         self._reads[attribute.path] = read

@@ -8,6 +8,7 @@ from torch import fx
 
 from fxkit.ir.op import operator_of
 from fxkit.patterns.rewriting import Rule
+from fxkit.torch_adapters.fx_nodes import input_nodes_of
 
 
 class RuleLevel:
@@ -40,7 +41,7 @@ class RuleLevel:
         if not by_operand:
             return self.rules
         found = set(anywhere)
-        for operand in node._input_nodes:
+        for operand in input_nodes_of(node):
             operator = operator_of(operand)
             if operator is not None:
                 found.update(by_operand.get(operator.name, ()))

@@ -33,6 +33,7 @@ from fxkit.patterns.pattern_nodes import (
     is_same_constant,
     slice_parts,
 )
+from fxkit.torch_adapters.fx_nodes import order_key
 
 _STEP_LIMIT = 20_000
 
@@ -49,7 +50,7 @@ def match_at(pattern: Pattern, node: fx.Node, *, commute: bool = True) -> Match 
 
 
 def _place_of(item: tuple[Operation, fx.Node]) -> Any:
-    return item[1]._sort_key
+    return order_key(item[1])
 
 
 _Continuation = Callable[[], bool]

@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from torch import fx
 
+from fxkit.torch_adapters.fx_nodes import order_key
+
 Level = TypeVar("Level")
 
 
@@ -22,7 +24,7 @@ class Worklist(Generic[Level]):
 
     def __init__(self, visits: Iterable[tuple[fx.Node, int, Level]]) -> None:
         self._known: list[Any] = sorted(
-            ((-benefit, node._sort_key, id(node), node, level) for node, benefit, level in visits),
+            ((-benefit, order_key(node), id(node), node, level) for node, benefit, level in visits),
             reverse=True,
         )
         self._added: list[Any] = []
@@ -36,7 +38,7 @@ class Worklist(Generic[Level]):
         key = node, -benefit
         if key not in self._waiting:
             self._waiting.add(key)
-            heapq.heappush(self._added, (-benefit, node._sort_key, id(node), node, level))
+            heapq.heappush(self._added, (-benefit, order_key(node), id(node), node, level))
 
     def pop(self) -> tuple[fx.Node, Level]:
         """Take the next visit out."""

@@ -25,3 +25,13 @@ def flattens_inputs(graph: fx.Graph) -> bool:
     kind = _CODE.get()
     code = codegen_of(graph)
     return hasattr(code, "pytree_info") if kind is None else isinstance(code, kind)
+
+
+def exchange_graph(gm: fx.GraphModule, graph: fx.Graph) -> None:
+    """Give a module another graph, whose owner it is already; its code stays as it is."""
+    gm._graph = graph
+
+
+def set_tracer(gm: fx.GraphModule, tracer: type[fx.Tracer]) -> None:
+    """Let a module, and copies and pickles of it, be traced by a class."""
+    gm._tracer_cls = gm.graph._tracer_cls = tracer

@@ -50,3 +50,48 @@ def is_builtin_of_torch(target: Any) -> bool:
     """Tell whether a builtin is one of torch's own."""
     home = getattr(target, "__module__", None) or ""
     return home.startswith("torch._C") or is_function_in_c(target)
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Return the table of a module's own parameters, by name."""
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Return the table of a module's own buffers, by name."""
+    return module._buffers
+
+
+def non_persistent_buffers_of(module: nn.Module) -> set[str]:
+    """Return the names of the buffers that no state dict of a module holds."""
+    return module._non_persistent_buffers_set
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the table of a module's children, by name."""
+    return module._modules
+
+
+def forward_hooks_of(module: nn.Module) -> dict[int, Any]:
+    """Return the hooks that are called behind `forward`."""
+    return module._forward_hooks
+
+
+def forward_pre_hooks_of(module: nn.Module) -> dict[int, Any]:
+    """Return the hooks that are called before `forward`."""
+    return module._forward_pre_hooks
+
+
+def backward_hooks_of(module: nn.Module) -> dict[int, Any]:
+    """Return the hooks that are called behind a module's backward pass."""
+    return module._backward_hooks
+
+
+def backward_pre_hooks_of(module: nn.Module) -> dict[int, Any]:
+    """Return the hooks that are called before a module's backward pass."""
+    return module._backward_pre_hooks
+
+
+def replica_of(module: nn.Module) -> Any:
+    """Return the copy of a module that `nn.DataParallel` makes for another device."""
+    return module._replicate_for_data_parallel()

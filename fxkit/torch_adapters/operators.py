@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -188,3 +189,21 @@ def refuse_calls(overload: Any, refused: Callable[..., Any]) -> None:
         refused: Is called in its place, and raises.
     """
     overload._op = overload._op_dk = refused
+
+
+schema_of: Callable[[Any], Any] = operator.attrgetter("_schema")
+"""Returns the schema of an overload: its name, arguments and results."""
+
+overload_name_of: Callable[[Any], str] = operator.attrgetter("_overloadname")
+"""Returns an overload's own name, such as `default`."""
+
+packet_of: Callable[[Any], Any] = operator.attrgetter("_overloadpacket")
+"""Returns all overloads of one's name, as an object."""
+
+qualified_name_of: Callable[[Any], str] = operator.attrgetter("_qualified_op_name")
+"""Returns the name of what holds the overloads of one name, as `aten::relu`."""
+
+
+def can_decompose(overload: Any) -> bool:
+    """Tell whether an overload has a decomposition of its own."""
+    return overload._can_decompose()

@@ -16,7 +16,15 @@ from torch import fx, nn
 
 from fxkit.errors import UnsupportedError
 from fxkit.ir.schema import Signature, signature_of, signatures
-from fxkit.torch_adapters.operators import CustomOpDef, OpOverload, OpOverloadPacket, overload_of
+from fxkit.torch_adapters.layers import forward_hooks_of, forward_pre_hooks_of
+from fxkit.torch_adapters.operators import (
+    CustomOpDef,
+    OpOverload,
+    OpOverloadPacket,
+    overload_name_of,
+    overload_of,
+    schema_of,
+)
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.environment.opaque_objects import can_hand_on
 
@@ -127,7 +135,7 @@ class Program:
 
 def does_more_than_forward(module: nn.Module) -> bool:
     """Tell whether a call of a module runs more than the `forward` of its class, such as hooks."""
-    has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
+    has_hooks = bool(forward_hooks_of(module) or forward_pre_hooks_of(module))
     return has_hooks or "forward" in vars(module) or not _has_usual_call(module)
 
 
@@ -273,8 +281,8 @@ def _left(
             return None
         taken.add(parameter.name)
     overload = signature.overload
-    gives_list = [str(it.real_type) for it in overload._schema.returns] == ["List[Tensor]"]
-    is_default = overload._overloadname == "default"
+    gives_list = [str(it.real_type) for it in schema_of(overload).returns] == ["List[Tensor]"]
+    is_default = overload_name_of(overload) == "default"
     needed = [
         Parameter(
             "input" if parameter.name == "self" else parameter.name,

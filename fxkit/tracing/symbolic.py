@@ -19,6 +19,8 @@ from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.ir.code_tracer import read_by_code
 from fxkit.ir.names import MODULE_NAME, distinct_names, keep_module_name
 from fxkit.torch_adapters.compilers import followed_by_placeholders
+from fxkit.torch_adapters.graph_surgery import name_of_target
+from fxkit.torch_adapters.layers import buffers_of
 from fxkit.tracing.callables import Program, program_of
 from fxkit.tracing.made_tensors import MadeTensors
 from fxkit.tracing.modules_kept import modules_kept
@@ -144,7 +146,7 @@ def _take_constants_back(tracer: SymbolicTracer, graph: fx.Graph) -> None:
         name = str(node.target)
         if name.startswith("_tensor_constant"):
             tracer.root.__dict__.pop(name, None)
-            tracer.root._buffers.pop(name, None)
+            buffers_of(tracer.root).pop(name, None)
 
 
 class _Placeholder(fx.Proxy):
@@ -165,7 +167,7 @@ class _Placeholder(fx.Proxy):
         if not isinstance(first, cls) or not _is_function(orig_method):
             return super().__torch_function__(orig_method, types, args, kwargs)
         tracer: Any = first.tracer
-        name = tracer.graph._target_to_str(orig_method.__name__)
+        name = name_of_target(tracer.graph, orig_method.__name__)
         return tracer.create_proxy("call_function", orig_method, args, kwargs or {}, name=name)
 
 

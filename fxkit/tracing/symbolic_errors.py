@@ -8,6 +8,7 @@ import torch
 from torch.fx.proxy import TraceError
 
 from fxkit.errors import CaptureError, FxkitError
+from fxkit.torch_adapters.layers import backward_hooks_of, backward_pre_hooks_of
 from fxkit.tracing.environment.object_kinds import global_hooks
 from fxkit.tracing.recorder.frames import is_user_file, source_text
 
@@ -103,7 +104,7 @@ def refuse_hooks(module: torch.nn.Module, followed: str) -> None:
     at_calls = [path for _, path in full if not path.endswith("_registration_hooks")]
     if at_calls:
         found = f"{at_calls[0]}, which run at calls of all modules"
-    elif followed and (module._backward_hooks or module._backward_pre_hooks):
+    elif followed and (backward_hooks_of(module) or backward_pre_hooks_of(module)):
         found = f"those of {followed} for gradients"
     else:
         return

@@ -1,4 +1,4 @@
-"""Private names of torch stand in `fxkit/torch_adapters`, declared, and nowhere else."""
+"""Private names of torch, and private attributes, stand in `fxkit/torch_adapters` alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import fx, nn
 
 import fxkit
 from fxkit.torch_adapters import private_names
@@ -17,6 +19,37 @@ ROOM = PACKAGE / "torch_adapters"
 # torch documents these, underscore or not.
 DOCUMENTED = {"torch._check", "torch._assert"}
 IMPORTERS = {"import_module", "__import__", "find_spec"}
+
+
+def _private_attributes() -> frozenset[str]:
+    """Return the private attributes of torch's nodes, graphs, modules, tensors and operators."""
+    graph = fx.Graph()
+    graph.output(graph.placeholder("x"))
+    relu = torch.ops.aten.relu
+    some = (
+        *graph.nodes, graph, graph._graph_namespace, fx.GraphModule(nn.Module(), graph),
+        torch.ones(1), torch.ones(1).untyped_storage(), torch.Generator(), relu, relu.default,
+    )  # fmt: skip
+    names = {name for one in some for name in dir(one)}
+    return frozenset(n for n in names if n.startswith("_") and not n.startswith("__"))
+
+
+ATTRIBUTES = _private_attributes()
+
+
+def private_attributes(source: str) -> list[str]:
+    """Return the private attributes of torch's objects that a module's code reads or writes.
+
+    Those of `self`, `cls` and `super()` are its own, and operators are no attributes.
+    """
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
+            owner = ast.unparse(node.value)
+            is_own = owner in ("self", "cls", "super()")
+            if not is_own and not owner.startswith(("torch.ops", "ATEN", "aten")):
+                found.add(ast.unparse(node))
+    return sorted(found)
 
 
 def private_uses(source: str) -> list[str]:
@@ -99,6 +132,30 @@ def test_no_private_name_stands_outside_of_the_room() -> None:
         if ROOM not in path.parents and (uses := private_uses(path.read_text()))
     }
     assert found == {}
+
+
+def test_no_private_attribute_is_read_outside_of_the_room() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)): uses
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if ROOM not in path.parents and (uses := private_attributes(path.read_text()))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "planted",
+    ["node._input_nodes", "gm.graph._len += 1", "x.untyped_storage()._cdata", "m._parameters"],
+)
+def test_a_planted_private_attribute_is_found(planted: str) -> None:
+    assert private_attributes(planted)
+
+
+@pytest.mark.parametrize(
+    "planted", ["self._args = args", "super()._parameters", "torch.ops.aten._to_copy", "node.args"]
+)
+def test_what_is_no_private_attribute_is_left_alone(planted: str) -> None:
+    assert private_attributes(planted) == []
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,12 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.attributes import ABSENT, find_attribute
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.provenance import source_of
+from fxkit.torch_adapters.layers import (
+    buffers_of,
+    children_of,
+    non_persistent_buffers_of,
+    parameters_of,
+)
 
 # What a script needs to put parameters, buffers and submodules in their places.
 PUT_FUNCTION = '''
@@ -190,7 +196,7 @@ class ModuleWriter(PythonWriter):
         lines = [f"put(root, {path!r}, {made})"]
         if not module.training:
             lines.append(_mode_line(path))
-        tensors = (*module._parameters.items(), *module._buffers.items())
+        tensors = (*parameters_of(module).items(), *buffers_of(module).items())
         lines.extend(self._put(f"{path}.{name}", value, written) for name, value in tensors)
         for name, child in module.named_children():
             lines.extend(self._module_lines(child, f"{path}.{name}", written, prefix))
@@ -274,7 +280,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def _constructor_arguments(module: nn.Module) -> dict[str, Any] | None:
     """Return keyword arguments that make a module of equal state, or None when there are none."""
     if isinstance(module, nn.Sequential):
-        is_numbered = list(module._modules) == [str(i) for i in range(len(module))]
+        is_numbered = list(children_of(module)) == [str(i) for i in range(len(module))]
         return {} if is_numbered and "forward" not in module.__dict__ else None
     given: dict[str, Any] = {}
     for name, parameter in _parameters_of(type(module)).items():
@@ -322,7 +328,13 @@ def _state(module: nn.Module) -> Any:
         for key, value in module.__dict__.items()
         if not key.startswith("_") and key != "training" and not isinstance(value, torch.Tensor)
     }
-    tensors = (list(module._parameters), list(module._buffers), module._non_persistent_buffers_set)
-    present = [value is None for value in (*module._parameters.values(), *module._buffers.values())]
+    tensors = (
+        list(parameters_of(module)),
+        list(buffers_of(module)),
+        non_persistent_buffers_of(module),
+    )
+    present = [
+        value is None for value in (*parameters_of(module).values(), *buffers_of(module).values())
+    ]
     inner = {name: (type(m), _state(m)) for name, m in module.named_children()}
     return own, tensors, present, inner

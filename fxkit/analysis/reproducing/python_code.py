@@ -19,7 +19,13 @@ from torch.fx.immutable_collections import immutable_dict
 
 from fxkit.errors import UnsupportedError
 from fxkit.torch_adapters.layers import FUNCTIONS_IN_C
-from fxkit.torch_adapters.operators import OpOverload, OpOverloadPacket, custom_definition
+from fxkit.torch_adapters.operators import (
+    OpOverload,
+    OpOverloadPacket,
+    custom_definition,
+    overload_name_of,
+    qualified_name_of,
+)
 
 # Where a function that does not know its own home is looked for, in this order.
 _HOMES: tuple[Any, ...] = (
@@ -121,7 +127,7 @@ class PythonWriter:
 
     def _operator(self, target: Any) -> str:
         is_packet = isinstance(target, OpOverloadPacket)
-        namespace, _, name = (target._qualified_op_name if is_packet else target.name()).partition(
+        namespace, _, name = (qualified_name_of(target) if is_packet else target.name()).partition(
             "::"
         )
         name = name.partition(".")[0]
@@ -129,7 +135,7 @@ class PythonWriter:
             self._import_definition(f"{namespace}::{name}")
         self.modules["torch"] = None
         path = f"torch.ops.{namespace}.{name}"
-        return path if is_packet else f"{path}.{target._overloadname}"
+        return path if is_packet else f"{path}.{overload_name_of(target)}"
 
     def _import_definition(self, name: str) -> None:
         """Import the module that registers a custom operator."""

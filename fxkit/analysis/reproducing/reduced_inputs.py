@@ -13,6 +13,7 @@ from torch.fx.node import map_aggregate
 
 from fxkit.ir.types import KEY
 from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.layers import buffers_of, parameters_of
 
 # Under these keys of its `meta` a node's type may be recorded, which is another one then.
 _TYPE_KEYS = (KEY, "val", "tensor_meta", "example_value")
@@ -64,7 +65,7 @@ def _tensors(gm: fx.GraphModule, args: tuple[Any, ...]) -> list[torch.Tensor]:
 
 def _attributes(gm: fx.GraphModule) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
     for module in gm.modules():
-        for table in (module._parameters, module._buffers):
+        for table in (parameters_of(module), buffers_of(module)):
             for name, value in table.items():
                 if value is not None:
                     yield module, name, value
@@ -89,7 +90,7 @@ def _mapped(program: Program, step: Step, only: int | None = None) -> Program:
         if isinstance(value, nn.Parameter) and not isinstance(made, nn.Parameter):
             made = nn.Parameter(made.detach(), requires_grad=value.requires_grad)
         table: dict[str, Any] = (
-            module._parameters if name in module._parameters else module._buffers
+            parameters_of(module) if name in parameters_of(module) else buffers_of(module)
         )
         table[name] = made
     return gm, args

@@ -15,6 +15,7 @@ import torch
 
 from fxkit.errors import UnsupportedError
 from fxkit.ir.types import contiguous_stride
+from fxkit.torch_adapters.tensors import impl_address_of
 
 # Stored under their own dtype; others as bytes.
 _DTYPES_OF_SAFETENSORS = (
@@ -132,7 +133,9 @@ class TensorData:
         self._names[id(tensor)] = name
         self._kept.append(tensor)
         storage = tensor.untyped_storage()
-        memory = self._memories.setdefault(storage._cdata, _Memory(storage, tensor.device))
+        memory = self._memories.setdefault(
+            impl_address_of(storage), _Memory(storage, tensor.device)
+        )
         memory.tensors[name] = tensor
 
     def save(self, file: Path) -> None:

@@ -18,7 +18,7 @@ from fxkit.torch_adapters.fake_tensors import (
     source_class,
     suggested_format,
 )
-from fxkit.torch_adapters.operators import HigherOrderOperator, higher_order_fakes
+from fxkit.torch_adapters.operators import HigherOrderOperator, higher_order_fakes, schema_of
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def _mode_class() -> Any:
 @functools.cache
 def _is_pointwise(operator: Any) -> bool:
     """Tell whether an operator makes each element of a new tensor from those in its place."""
-    return torch.Tag.pointwise in operator.tags and not operator._schema.is_mutable
+    return torch.Tag.pointwise in operator.tags and not schema_of(operator).is_mutable
 
 
 def _unconverted(mode: Any, result: Any, args: tuple[Any, ...]) -> Any:

@@ -20,6 +20,7 @@ from fxkit.analysis.type_inference.type_observations import Observations, is_for
 from fxkit.analysis.type_inference.type_records import NeedsLive
 from fxkit.errors import FxkitError
 from fxkit.ir.symbols import Symbol
+from fxkit.torch_adapters.fx_nodes import input_nodes_of
 
 
 class LiveCalls:
@@ -56,7 +57,7 @@ class LiveCalls:
 
     def refresh(self, node: fx.Node) -> None:
         """Look again at operands whose own metadata a write may have changed."""
-        for operand in node._input_nodes:
+        for operand in input_nodes_of(node):
             if operand in self.results:
                 self._values[operand] = self._table.abstract(self.results[operand])
 
@@ -123,7 +124,7 @@ class LiveCalls:
 
     def _passive(self, node: fx.Node) -> Iterable[fx.Node]:
         """Return the operands whose value is not known, and need not be."""
-        unknown = {o for o in node._input_nodes if isinstance(self._values[o], Symbol)}
+        unknown = {o for o in input_nodes_of(node) if isinstance(self._values[o], Symbol)}
         return unknown & passive_numbers(node) if unknown else ()
 
     def _instead(self, node: fx.Node, error: Exception) -> Any:
@@ -138,7 +139,7 @@ class LiveCalls:
         if result is None:
             raise self.misfit(node, error) from error
         then = self._observed.operands_of(node)
-        now = tuple(types_of(self.current(operand)) for operand in node._input_nodes)
+        now = tuple(types_of(self.current(operand)) for operand in input_nodes_of(node))
         if then == now:
             return self._fakes.made(result)
         if is_foreign(node):
@@ -160,5 +161,5 @@ class LiveCalls:
         return type_errors.misfit(node, error, self._shown_operands(node), self._origins)
 
     def _shown_operands(self, node: fx.Node) -> str:
-        known = ((o, types_of(self.current(o))) for o in node._input_nodes)
+        known = ((o, types_of(self.current(o))) for o in input_nodes_of(node))
         return type_errors.show_operands(known)

@@ -10,6 +10,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from fxkit.ir.op import resolve
+from fxkit.torch_adapters.operators import schema_of
 
 # Stands for a passive number that is not known: neither of the values that switch a dropout off.
 ANY_NUMBER = 0.5
@@ -37,7 +38,7 @@ def passive_numbers(node: fx.Node) -> frozenset[fx.Node]:
 
 @functools.cache
 def _float_parameters(overload: Any) -> tuple[str, ...]:
-    arguments = overload._schema.arguments
+    arguments = schema_of(overload).arguments
     if not any(isinstance(a.type, torch.TensorType) for a in arguments):
         return ()
     return tuple(a.name for a in arguments if isinstance(a.type, torch.FloatType))

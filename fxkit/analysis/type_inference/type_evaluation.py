@@ -49,6 +49,7 @@ from fxkit.errors import FxkitError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.types import KEY, TensorType
 from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.fx_nodes import input_nodes_of
 
 _ABSENT: Any = object()
 
@@ -161,7 +162,7 @@ class Evaluation:
         """Return the constants, and what is made of them alone, that a node is computed from."""
         found: dict[fx.Node, bool] = {}
         for each in sorted(ancestors([node])):
-            operands = each._input_nodes
+            operands = input_nodes_of(each)
             is_made = bool(operands) and all(found[o] for o in operands)
             found[each] = each in self.constants or is_made
         return [each for each, is_constant in found.items() if is_constant]
@@ -305,7 +306,7 @@ class Evaluation:
 
     def _may_run_for_real(self, node: fx.Node, operands: list[TypeFacts]) -> bool:
         observed = self._observed
-        now = tuple(types_of(self.values[operand]) for operand in node._input_nodes)
+        now = tuple(types_of(self.values[operand]) for operand in input_nodes_of(node))
         is_seen = now == observed.operands_of(node)
         return may_run(node, operands, observed.type_of(node) if is_seen else None)
 
@@ -351,7 +352,7 @@ class Evaluation:
         return self._fakes.apply(node, args, kwargs)
 
     def _operands(self, node: fx.Node) -> list[TypeFacts]:
-        return [facts for n in node._input_nodes for facts in facts_in(self.values[n])]
+        return [facts for n in input_nodes_of(node) for facts in facts_in(self.values[n])]
 
     # Live tensors.
 
@@ -377,7 +378,7 @@ class Evaluation:
 
     def _note_origins(self, node: fx.Node, value: Any) -> bool:
         """Note who found new symbols in the data; tell whether there were any."""
-        known = {name for n in node._input_nodes for name in data_symbols_in(self.values[n])}
+        known = {name for n in input_nodes_of(node) for name in data_symbols_in(self.values[n])}
         fresh = data_symbols_in(value) - known
         for name in fresh:
             self.origins.setdefault(name, node)

@@ -16,6 +16,7 @@ from fxkit.ir.symbols import SYM_TYPES, Symbol, is_data_symbol, read_number
 from fxkit.ir.types import TensorType
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.fake_tensors import tensor_class
+from fxkit.torch_adapters.tensors import is_view_of_another
 
 WHOLE = -1  # the storage is just what the elements span
 
@@ -98,7 +99,7 @@ class FactTable:
             return self._facts(self._core(known, False, False, False), 0, WHOLE, False, True)
         core = self._core(known, tensor.is_conj(), tensor.is_neg(), True)
         is_leaf = _is_leaf(tensor) if known.requires_grad else True
-        if not tensor._is_view():
+        if not is_view_of_another(tensor):
             is_made = is_result or is_fake(tensor)
             offset = read_number(tensor.storage_offset()) if is_made else 0
             return self._facts(core, offset, WHOLE, False, is_leaf)

@@ -11,6 +11,7 @@ from fxkit.ir.attributes import find_attribute
 from fxkit.ir.provenance import provenance_of
 from fxkit.ir.symbols import Symbol
 from fxkit.ir.types import KEY, type_by_others
+from fxkit.torch_adapters.fx_nodes import input_nodes_of
 
 _ABSENT: Any = object()
 
@@ -46,7 +47,7 @@ class Observations:
 
     def operands_of(self, node: fx.Node) -> tuple[Any, ...]:
         """Return the types that a call was seen to take."""
-        return tuple(map(self.type_of, node._input_nodes))
+        return tuple(map(self.type_of, input_nodes_of(node)))
 
     def restore(self) -> None:
         """Bring the types back to what they were."""

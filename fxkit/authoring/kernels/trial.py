@@ -30,6 +30,7 @@ from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.partitioning.parts import GraphPart
 from fxkit.patterns.engine import rewrite
 from fxkit.patterns.matching import Match
+from fxkit.torch_adapters.fx_nodes import is_erased
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class TrialOptions:
         """
         matched = match.matched
         found = matched.union(*(self.regions.get(node, ()) for node in matched))
-        if any(node._erased for node in found) or not _is_convex(found):
+        if any(is_erased(node) for node in found) or not _is_convex(found):
             return matched
         return found
 

@@ -10,6 +10,7 @@ from torch import fx
 
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.fusion.view_map import is_alias
+from fxkit.torch_adapters.tensors import base_of_view
 
 
 def views_for_kernels(
@@ -51,7 +52,7 @@ def _source(node: fx.Node) -> fx.Node | None:
         view = _applied(node, source, base)
     except NotImplementedError:  # moves to a device, on which it is already
         return None
-    if not isinstance(view, torch.Tensor) or (view is not base and view._base is not base):
+    if not isinstance(view, torch.Tensor) or (view is not base and base_of_view(view) is not base):
         return None
     is_same = (view.shape, view.stride(), view.dtype) == (result.shape, result.stride, result.dtype)
     return source if is_same and view.storage_offset() == 0 else None

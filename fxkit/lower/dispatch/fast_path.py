@@ -15,6 +15,7 @@ from fxkit.lower.runtime import binding
 from fxkit.lower.runtime.type_specs import is_plain, spec_of
 from fxkit.lower.training.stages import StagedModule
 from fxkit.lower.training.training_module import TrainingModule
+from fxkit.torch_adapters.layers import forward_hooks_of, forward_pre_hooks_of
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding.state_containers import ABSENT
 from fxkit.tracing.guarding.table_watch import UNGUARDED, WatchedTable
@@ -158,7 +159,7 @@ def make_entry(facts: EntryFacts, module: Module, program: Callable[..., Any] | 
         state.lists,
         state.cells,
         state.parts,
-        (*state.empties, module._forward_hooks, module._forward_pre_hooks),
+        (*state.empties, forward_hooks_of(module), forward_pre_hooks_of(module)),
     )
 
 

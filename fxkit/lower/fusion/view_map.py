@@ -19,6 +19,7 @@ from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.loop_ir.index import Index, numbered, row_major
 from fxkit.lower.loop_ir.loop_ir import Unfusable
+from fxkit.torch_adapters.tensors import base_of_view
 
 # They return their operand as it is, or views of some or all of its elements, one or several.
 _VIEWS = frozenset(
@@ -224,7 +225,9 @@ def shown(model: torch.Tensor, result: Any) -> tuple[tuple[int, ...], int]:
     Raises:
         Unfusable: When it is no view.
     """
-    if not isinstance(result, torch.Tensor) or (result is not model and result._base is not model):
+    if not isinstance(result, torch.Tensor) or (
+        result is not model and base_of_view(result) is not model
+    ):
         raise Unfusable("it copies what a view would show")
     return tuple(result.stride()), int(result.storage_offset())
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fxkit.ir.modes import is_followed
 from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_modes
+from fxkit.torch_adapters.operators import schema_of
 
 
 def has_calls(namespace: Any, calls: Mapping[str, int]) -> bool:
@@ -25,7 +26,7 @@ def has_calls(namespace: Any, calls: Mapping[str, int]) -> bool:
 def _argument_count(namespace: Any, name: str) -> int:
     packet, overload = name.split(".")
     found = getattr(getattr(namespace, packet, None), overload, None)
-    return 0 if found is None else len(found._schema.arguments)
+    return 0 if found is None else len(schema_of(found).arguments)
 
 
 def serve(input: Tensor, operands: Sequence[Tensor | None]) -> bool:

@@ -16,6 +16,7 @@ from fxkit.lower.operators import (
     quantizing_ops,
 )
 from fxkit.lower.operators.movement_table import TABLE, MoveOp, Point
+from fxkit.torch_adapters.operators import schema_of
 
 __all__ = [
     "TABLE",
@@ -31,7 +32,7 @@ __all__ = [
 def _add_copy_of_view(view: str) -> None:
     """Add the row of an operator that copies what a view of its operand would show."""
     packet = getattr(torch.ops.aten, view)
-    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
+    schemas = [schema_of(getattr(packet, overload)) for overload in packet.overloads()]
     names = dict.fromkeys(a.name for schema in schemas for a in schema.arguments[1:])
 
     def build(p: Point, self: Any, **arguments: Any) -> Ref:

@@ -28,6 +28,7 @@ from fxkit.torch_adapters.autograd_state import DeviceType
 from fxkit.torch_adapters.grad_modes import is_any_autocast_enabled
 from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_modes
 from fxkit.torch_adapters.operators import can_read_keys, dispatch_keys
+from fxkit.torch_adapters.tensors import impl_address_of, is_view_of_another
 
 _NAME = "fxkit_binding"
 # The first two know neither Python nor torch.
@@ -194,7 +195,7 @@ def _samples() -> Iterator[torch.Tensor]:
 
 def _find_layout(module: Any) -> bool:
     samples = list(_samples())
-    described = tuple((t, t._cdata, keys_of(t), _has_autograd(t)) for t in samples)
+    described = tuple((t, impl_address_of(t), keys_of(t), _has_autograd(t)) for t in samples)
     with torch.inference_mode(False):
         if module.read_local_keys() != (0, 0):
             return False
@@ -209,7 +210,7 @@ def _has_autograd(tensor: torch.Tensor) -> bool | None:
     """Tell whether a tensor has metadata of autograd; None where that is not known."""
     if tensor.requires_grad:
         return True
-    return None if isinstance(tensor, torch.nn.Parameter) or tensor._is_view() else False
+    return None if isinstance(tensor, torch.nn.Parameter) or is_view_of_another(tensor) else False
 
 
 def keys_of(tensor: torch.Tensor) -> int:

@@ -14,6 +14,7 @@ from fxkit.lower.codegen.cpp.calling_convention import SUFFIX
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.runtime.launcher import Launcher
 from fxkit.lower.scheduling.kernel_cost import cost_of_point
+from fxkit.torch_adapters.tensors import is_zero_tensor
 
 # Operations below which waking the other threads costs more than they save.
 PARALLEL_WORK = 300_000
@@ -29,7 +30,7 @@ def stores_its_values(tensor: torch.Tensor) -> bool:
 
     Those of a conjugate do not, and zeros that autograd makes may have no memory at all.
     """
-    return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
+    return not (tensor.is_neg() or tensor.is_conj() or is_zero_tensor(tensor))
 
 
 class KernelCall:

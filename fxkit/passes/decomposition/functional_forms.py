@@ -15,6 +15,7 @@ from fxkit.ir.binding import is_out_variant
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.decomposition.drawn_masks import drawn_mask, memory_order
+from fxkit.torch_adapters.operators import schema_of
 
 _aten = torch.ops.aten
 
@@ -141,7 +142,7 @@ class _Variant:
 
 @functools.cache
 def _variant_of(overload: Any) -> _Variant | None:
-    schema = overload._schema
+    schema = schema_of(overload)
     written = tuple(a.name for a in schema.arguments if _is_written(a))
     if is_out_variant(overload) and not all(a.is_out for a in schema.arguments if _is_written(a)):
         return None  # in which order they are returned, no schema tells
@@ -165,7 +166,7 @@ def _returns_what_is_written(
     candidate: Any, schema: Any, written: tuple[str, ...], new: int
 ) -> bool:
     """Tell whether an overload takes the operands of a schema and returns what that one writes."""
-    found, wanted = candidate._schema, {a.name: str(a.type) for a in schema.arguments}
+    found, wanted = schema_of(candidate), {a.name: str(a.type) for a in schema.arguments}
     kept = {a.name: str(a.type) for a in schema.arguments if not a.is_out}
     taken = {a.name: str(a.type) for a in found.arguments if a.name not in _OPTIONS - kept.keys()}
     first = next(iter(kept), None)
@@ -187,7 +188,7 @@ _OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 def _candidates(overload: Any) -> Iterator[Any]:
     """Yield the overloads that may return what one writes."""
-    name = overload._schema.name.partition("::")[2]
+    name = schema_of(overload).name.partition("::")[2]
     bare = name if is_out_variant(overload) else name.removesuffix("_")
     for wished in (bare, f"{bare}_functional"):
         packet = getattr(_aten, wished, None)
@@ -220,7 +221,7 @@ def _call_variant(
     variant: _Variant, emit: Emit, call: Call, current: Callable[[Any], Any]
 ) -> tuple[list[fx.Node], list[Any]]:
     overload = variant.overload
-    parameters = (variant.function if overload is None else overload)._schema.arguments
+    parameters = schema_of(variant.function if overload is None else overload).arguments
     given = _given(call, parameters, variant.written[0], current)
     if overload is not None:
         made = emit(variant.function, overload, **given)
@@ -229,7 +230,7 @@ def _call_variant(
         args = [given[p.name] for p in parameters if not p.kwarg_only]
         kwargs = {p.name: given[p.name] for p in parameters if p.kwarg_only and p.name in given}
         made = emit(variant.function, *args, **kwargs)
-        several = len(variant.function._schema.returns) > 1
+        several = len(schema_of(variant.function).returns) > 1
     values: list[fx.Node] = []
     for index, name in enumerate(variant.written, start=variant.first):
         operand = call.arguments[name]

@@ -24,6 +24,8 @@ from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.fake_tensors import reading_errors, tensor_class
 from fxkit.torch_adapters.modes import without_dispatch_modes
+from fxkit.torch_adapters.operators import schema_of
+from fxkit.torch_adapters.tensors import impl_address_of
 
 # Gives the function that computes an operator from others; None for one that is to be recorded.
 Expansion = Callable[[Any], "Callable[..., Any] | None"]
@@ -229,7 +231,7 @@ def _made_of_numbers(steps: Sequence[RecordedStep]) -> dict[RecordedValue, torch
         is_free = any(isinstance(leaf, (torch.SymInt, torch.SymFloat)) for leaf in leaves)
         is_random = torch.Tag.nondeterministic_seeded in step.overload.tags
         if is_free or is_random or not made.keys() >= values:
-            if step.overload._schema.is_mutable and made.keys() & values:
+            if schema_of(step.overload).is_mutable and made.keys() & values:
                 return {}
             continue
         args, kwargs = _filled(operands, made)
@@ -254,7 +256,7 @@ def _shares(tensor: Any, other: torch.Tensor) -> bool:
     """Tell whether two tensors lie in the same memory."""
     if not isinstance(tensor, torch.Tensor):
         return False
-    return tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return impl_address_of(tensor.untyped_storage()) == impl_address_of(other.untyped_storage())
 
 
 _DRAWS = torch.ops.aten.bernoulli.p
@@ -345,4 +347,4 @@ def _hashable_type(known: Any) -> Hashable:
 
 def short_name(overload: Any) -> str:
     """Return a name for a node that calls an overload: `add` for `aten.add.Tensor`."""
-    return str(overload._schema.name).partition("::")[2]
+    return str(schema_of(overload).name).partition("::")[2]

@@ -19,6 +19,7 @@ from fxkit.passes.decomposition.recording import (
 )
 from fxkit.passes.decomposition.size_nodes import SizeNodes
 from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.fx_nodes import order_key
 
 
 def replay(
@@ -79,7 +80,7 @@ def replay(
 
 def _drop_unused(edit: EditSession, made: list[fx.Node], result: Any) -> None:
     kept = {leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, fx.Node)}
-    for node in sorted(made, key=lambda n: n._sort_key, reverse=True):
+    for node in sorted(made, key=order_key, reverse=True):
         if not node.users and node not in kept and effects_of(node).is_pure:
             edit.erase(node)
 

@@ -22,6 +22,7 @@ from fxkit.passes.decomposition.recording import (
     short_name,
 )
 from fxkit.passes.decomposition.unrecordable import Unrecordable
+from fxkit.torch_adapters.layers import backward_hooks_of, forward_hooks_of, forward_pre_hooks_of
 from fxkit.torch_adapters.operators import HigherOrderOperator, OpOverload
 
 
@@ -239,7 +240,7 @@ def _is_mode(node: fx.Node) -> bool:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
+    return any(forward_hooks_of(m) or forward_pre_hooks_of(m) or backward_hooks_of(m)
                for m in module.modules())  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from fxkit.passes.decomposition.recurrent_layers import recurrent_layers
 from fxkit.passes.decomposition.special_functions import special_functions
 from fxkit.passes.decomposition.unrecordable import Unrecordable
 from fxkit.torch_adapters.decompositions import core_table, whole_table
-from fxkit.torch_adapters.operators import grouped_product_overload
+from fxkit.torch_adapters.operators import can_decompose, grouped_product_overload, schema_of
 
 
 def expansion_of(overload: Any) -> Callable[..., Any] | None:
@@ -25,14 +25,14 @@ def expansion_of(overload: Any) -> Callable[..., Any] | None:
         WritesInPlace: When it writes.
         Unrecordable: When torch has no decomposition of it.
     """
-    if overload._schema.is_mutable:  # `copy_` too, which is for the end of a graph
+    if schema_of(overload).is_mutable:  # `copy_` too, which is for the end of a graph
         raise WritesInPlace(f"{overload} writes")
     if is_core(overload):
         return None
     for table in (_own_table(), _core_table()):
         if overload in table:
             return table[overload]
-    if overload._can_decompose():
+    if can_decompose(overload):
         return overload.decompose
     if overload in _whole_table():
         return _whole_table()[overload]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fxkit.torch_adapters.operators import has_kernel
+from fxkit.torch_adapters.operators import has_kernel, schema_of
 
 LOWER, FLOAT32, PROMOTE, SET_DTYPE, APPEND_DTYPE = (
     "lower",  # every operand in the lower precision
@@ -124,8 +124,8 @@ WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt
 
 def overload_key(overload: Any) -> str:
     """Return an ATen overload's name as the lists write it; "" for one of another library."""
-    namespace, _, packet = overload._schema.name.partition("::")
+    namespace, _, packet = schema_of(overload).name.partition("::")
     if namespace != "aten":
         return ""
-    named = overload._schema.overload_name
+    named = schema_of(overload).overload_name
     return f"{packet}.{named}" if named else packet

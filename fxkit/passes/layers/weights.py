@@ -18,6 +18,7 @@ from fxkit.ir.attributes import Attribute, find_attribute
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, set_type
+from fxkit.torch_adapters.tensors import impl_address_of
 
 # How many operators may lie between a parameter and its use: a reshape, a transpose, a cast.
 _DEPTH = 8
@@ -143,7 +144,7 @@ def memory_of(tensor: torch.Tensor | None) -> Any:
     """Return what tensors have in common that show the same memory in the same way."""
     if tensor is None:
         return None
-    storage = tensor.untyped_storage()._cdata
+    storage = impl_address_of(tensor.untyped_storage())
     return storage, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
 
 

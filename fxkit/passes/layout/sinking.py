@@ -19,6 +19,7 @@ from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.ir.types import type_of
 from fxkit.passes.base import PassContext
 from fxkit.passes.layout.sharing import MemorySharing
+from fxkit.torch_adapters.fx_nodes import is_erased, order_key
 
 
 @dataclass
@@ -104,7 +105,7 @@ class Sinker(abc.ABC):
     def _round(self) -> bool:
         turned = False
         for node in list(self.edit.graph.nodes):
-            found = None if node._erased else self.moved(node)
+            found = None if is_erased(node) else self.moved(node)
             if found is not None and (node, found[1]) not in self._tried:
                 turned |= self._visit(node, found[1])
         return turned
@@ -169,7 +170,7 @@ class Sinker(abc.ABC):
     def _turn(self, region: SinkRegion, types: Retyping) -> str | None:
         """Compute a region in front of its movers; say why that can't be."""
         made: dict[fx.Node, fx.Node] = {}
-        ordered = sorted(region.nodes, key=lambda n: n._sort_key)
+        ordered = sorted(region.nodes, key=order_key)
         for node in ordered:
             operands = dict.fromkeys(node.all_input_nodes)
             for operand in operands:
@@ -222,4 +223,4 @@ class Sinker(abc.ABC):
             self.sharing.join(self.sharing.add(again), node)
             self.edit.replace_uses(node, again, where=lambda user: user not in region.nodes)
             changed.append(again)
-        return [node for node in changed if not node._erased]
+        return [node for node in changed if not is_erased(node)]

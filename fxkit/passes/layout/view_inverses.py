@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 from fxkit.analysis.tensor_types import fake_mode, fake_value
 from fxkit.ir.op import Call
 from fxkit.ir.types import TensorType, type_of
+from fxkit.torch_adapters.tensors import impl_address_of
 
 _aten = torch.ops.aten
 
@@ -99,9 +100,12 @@ def shares_memory(node: fx.Node, known: Callable[[fx.Node], Any] = type_of) -> f
         first = next(iter(result), None) if isinstance(result, (list, tuple)) else result
         if not isinstance(first, torch.Tensor):
             return None
-        memory = first.untyped_storage()._cdata
+        memory = impl_address_of(first.untyped_storage())
         for operand, value in made.items():
-            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == memory:
+            if (
+                isinstance(value, torch.Tensor)
+                and impl_address_of(value.untyped_storage()) == memory
+            ):
                 return operand
     return None
 

@@ -24,6 +24,7 @@ from fxkit.passes.decomposition.functional_forms import (
     write_back,
 )
 from fxkit.passes.layout.view_inverses import Inverse, inverse_of, shares_memory
+from fxkit.torch_adapters.operators import schema_of
 
 
 @dataclass(frozen=True)
@@ -355,7 +356,7 @@ class WrittenMemory:
         plain = without_writing(call.operator.overload)
         if source is None or not isinstance(known, TensorType):
             return f"it is not known what {operand} holds"
-        if plain is None or plain._schema.returns[0].alias_info is None:
+        if plain is None or schema_of(plain).returns[0].alias_info is None:
             return f"{call.operator.overload} makes a tensor show other memory"
         if source.node.op == "get_attr":
             return f"%{node.name} changes the shape of the attribute {source.node.target}"

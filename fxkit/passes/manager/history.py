@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 from fxkit.ir.printer import format_graph
 from fxkit.passes.manager.tracking import TrackedSession
 from fxkit.torch_adapters.fx_graphs import codegen_of
+from fxkit.torch_adapters.fx_nodes import args_of, is_erased, kwargs_of, rename_node
 
 # What a node is: op, target, args, kwargs, name, meta, and the node that follows it.
 _State = tuple[str, Any, Any, Any, str, dict[str, Any], fx.Node]
@@ -93,7 +94,7 @@ class TimelineRecorder:
             self._deltas.append(_Delta(states, True, len(entries)))
             return
         nodes = dict.fromkeys(entry[1] for entry in changed if entry[1] is not None)
-        now: dict[fx.Node, _State | None] = {n: None if n._erased else _state(n) for n in nodes}
+        now: dict[fx.Node, _State | None] = {n: None if is_erased(n) else _state(n) for n in nodes}
         self._deltas.append(_Delta(now, False, len(entries)))
 
 
@@ -184,13 +185,21 @@ def _is_as_noted(node: fx.Node, state: _State) -> bool:
     return (
         node.op == op
         and node.target is target
-        and (node._args is args or node._args == args)
-        and (node._kwargs is kwargs or node._kwargs == kwargs)
+        and (args_of(node) is args or args_of(node) == args)
+        and (kwargs_of(node) is kwargs or kwargs_of(node) == kwargs)
     )
 
 
 def _state(node: fx.Node) -> _State:
-    return (node.op, node.target, node._args, node._kwargs, node.name, dict(node.meta), node.next)
+    return (
+        node.op,
+        node.target,
+        args_of(node),
+        kwargs_of(node),
+        node.name,
+        dict(node.meta),
+        node.next,
+    )
 
 
 def _rebuild(gm: fx.GraphModule, deltas: Iterable[_Delta]) -> fx.GraphModule:
@@ -206,7 +215,7 @@ def _rebuild(gm: fx.GraphModule, deltas: Iterable[_Delta]) -> fx.GraphModule:
             op, target, map_arg(args, made.__getitem__), map_arg(kwargs, made.__getitem__), name
         )
         if new.name != name:
-            new._rename(name)
+            rename_node(new, name)
         new.meta = dict(meta)
         made[node] = new
     return fx.GraphModule(gm, graph, type(gm).__name__)

@@ -15,6 +15,7 @@ from torch import fx
 from fxkit.passes.base import Pass
 from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.manager.records import PassRecord
+from fxkit.torch_adapters.layers import buffers_of, children_of, parameters_of
 
 Values = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 """Name → a parameter or buffer, and a copy of its value."""
@@ -60,7 +61,7 @@ def tables_of(gm: torch.nn.Module) -> Tables:
         (f"{path}." if path else "", table, dict(table))
         for path, module in gm.named_modules()
         for table in cast("tuple[dict[str, Any], ...]",
-                          (module._parameters, module._buffers, module._modules))
+                          (parameters_of(module), buffers_of(module), children_of(module)))
     ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from fxkit.analysis.type_inference.fake_tensors import as_fake
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.fake_tensors import reading_errors
+from fxkit.torch_adapters.tensors import impl_address_of
 
 
 @dataclass(eq=False)
@@ -132,4 +133,4 @@ class _Runner(fx.Interpreter):
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return impl_address_of(tensor.untyped_storage())

@@ -13,6 +13,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters.autograd_state import backward_may_run_again
 from fxkit.torch_adapters.grad_modes import is_any_autocast_enabled
 from fxkit.torch_adapters.grad_modes import without_autocast as autocast_off
+from fxkit.torch_adapters.tensors import is_view_of_another, version_counter_of
 from fxkit.torch_adapters.transforms import stands_for_many
 from fxkit.tracing.functional.flat_program import FlatProgram
 from fxkit.tracing.recorder.state_restore import random_states, set_random_states
@@ -119,7 +120,7 @@ class Differentiable(torch.autograd.Function):
             mutated = backward.mutated
             inputs = tuple([t.clone() if i in mutated else t for i, t in enumerate(inputs)])
         ctx.inputs = inputs
-        ctx.versions = [t._version for t in inputs]
+        ctx.versions = [version_counter_of(t) for t in inputs]
         ctx.autocast = _autocast_dtype()
         with without_autocast():
             computed = run(*inputs)
@@ -146,7 +147,7 @@ class Differentiable(torch.autograd.Function):
 
 def _own(result: torch.Tensor) -> torch.Tensor:
     """Return a result as what autograd takes for no view: a caller may write to it in place."""
-    return result.detach() if result._is_view() else result
+    return result.detach() if is_view_of_another(result) else result
 
 
 def _is_batched(gradient: torch.Tensor | None) -> bool:
@@ -172,7 +173,7 @@ def _gradients_in_eager(ctx: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
     program: Backward = ctx.program
     is_followed = torch.is_grad_enabled()
     program.again += 1
-    if any(t._version != v for t, v in zip(ctx.inputs, ctx.versions, strict=True)):
+    if any(version_counter_of(t) != v for t, v in zip(ctx.inputs, ctx.versions, strict=True)):
         raise RuntimeError(_MODIFIED)
     state = random_states() if ctx.random is not None else None
     if ctx.random is not None:

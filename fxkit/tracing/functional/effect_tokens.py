@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxkit.torch_adapters.operators import schema_of
+
 
 def drop_tokens(gm: fx.GraphModule) -> None:
     """Call what returns nothing without a token; leave a graph with other tokens as it is.
@@ -22,7 +24,7 @@ def drop_tokens(gm: fx.GraphModule) -> None:
     graph = gm.graph
     with_effects = torch.ops.higher_order.with_effects
     calls: list[Any] = list(graph.find_nodes(op="call_function", target=with_effects))
-    if not calls or any(call.args[1]._schema.returns for call in calls):
+    if not calls or any(schema_of(call.args[1]).returns for call in calls):
         return
     tokens = {token for call in calls for token in (call.args[0], *call.users)}
     for call in calls:

@@ -15,6 +15,8 @@ from fxkit.errors import UnsupportedError
 from fxkit.ir.modes import has_modes, is_followed
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters.autograd_state import unversioned, version_kept
+from fxkit.torch_adapters.fx_nodes import rename_node
+from fxkit.torch_adapters.layers import buffers_of, parameters_of
 from fxkit.tracing.functional.aot_autograd import Decompositions, partition, trace_functional
 from fxkit.tracing.functional.differentiation import Backward, Differentiable, without_autocast
 from fxkit.tracing.functional.distinct_results import keep_apart, memories_of
@@ -250,7 +252,7 @@ def _places(gm: fx.GraphModule, names: Sequence[str]) -> list[tuple[dict[str, An
     for name in names:
         path, _, leaf = name.rpartition(".")
         owner = gm.get_submodule(path)
-        tables = (owner._parameters, owner._buffers, owner.__dict__)
+        tables = (parameters_of(owner), buffers_of(owner), owner.__dict__)
         found.append((next(table for table in tables if leaf in table), leaf))
     return found
 
@@ -306,7 +308,7 @@ def _name_inputs(flat: FlatProgram, *graphs: fx.GraphModule) -> None:
     for gm in graphs:
         for node in gm.graph.find_nodes(op="placeholder"):
             if node.name in names:
-                node._rename(names[node.name])
+                rename_node(node, names[node.name])
                 node.target = node.name
         gm.recompile()
 

@@ -14,6 +14,7 @@ from fxkit.analysis.effects import Effects, effects_of
 from fxkit.analysis.type_inference.fake_tensors import without_log
 from fxkit.torch_adapters.fake_tensors import mode_class
 from fxkit.torch_adapters.grad_modes import enter_autocast, exit_autocast, set_grad_enabled
+from fxkit.torch_adapters.tensors import impl_address_of, version_counter_of
 from fxkit.tracing.functional.sized_runs import SizedRun, tensors_in
 from fxkit.tracing.guarding.guards import check_value
 from fxkit.tracing.recorder.data_dependence import META_KEY
@@ -112,7 +113,7 @@ def observe(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> GraphObservat
         sorted({*mutated, *reshaped}), fakes, [seen[node] for node in placeholders], reshaped
     )
     is_random = any(found.is_random for found in effects.values())
-    unnoticed = frozenset(i for i in mutated if fakes[i]._version == 0)
+    unnoticed = frozenset(i for i in mutated if version_counter_of(fakes[i]) == 0)
     carrying = frozenset(i for i in mutated if fakes[i].requires_grad)
     return GraphObservation(
         seen,
@@ -217,7 +218,7 @@ class _Observer(SizedRun):
 def _extent(tensor: torch.Tensor) -> tuple[Any, int, int]:
     """Return how a tensor shows its memory, which memory that is, and its size."""
     storage = tensor.untyped_storage()
-    return _geometry(tensor), storage._cdata, storage.nbytes()
+    return _geometry(tensor), impl_address_of(storage), storage.nbytes()
 
 
 def _see(value: Any) -> Seen:
@@ -226,7 +227,7 @@ def _see(value: Any) -> Seen:
         if tensor.layout is not torch.strided:
             raise Refusal(f"a value is {tensor.layout}, which is not strided")
     return Seen(
-        tuple(tensor.untyped_storage()._cdata for tensor in tensors),
+        tuple(impl_address_of(tensor.untyped_storage()) for tensor in tensors),
         tuple(_geometry(tensor) for tensor in tensors),
         tuple(tensor.requires_grad for tensor in tensors),
         torch.is_grad_enabled(),

@@ -19,6 +19,8 @@ from fxkit.ir.binding import is_out_variant
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.types import TensorType, type_of
 from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.operators import schema_of
+from fxkit.torch_adapters.tensors import impl_address_of
 from fxkit.tracing.values.refusals import Refusal
 
 
@@ -69,9 +71,9 @@ class SizedRun(fx.Interpreter):
         same = [n for n, value in self.env.items() if value is before]
         if any(n.op == "placeholder" for n in same):
             raise Refusal(f"%{node.name} resizes an input")
-        memory = before.untyped_storage()._cdata
+        memory = impl_address_of(before.untyped_storage())
         shown = (t for value in self.env.values() for t in tensors_in(value))
-        if any(t is not before and t.untyped_storage()._cdata == memory for t in shown):
+        if any(t is not before and impl_address_of(t.untyped_storage()) == memory for t in shown):
             raise Refusal(f"%{node.name} resizes memory that others show")
         options: dict[str, Any] = {"dtype": before.dtype, "device": before.device}
         after = torch.empty_strided(known.shape, known.stride, **options)
@@ -89,7 +91,7 @@ def _written(call: Call) -> list[fx.Node]:
     overload = call.operator.overload
     if overload is None or not is_out_variant(overload):
         return []
-    names = [argument.name for argument in overload._schema.arguments if argument.is_out]
+    names = [argument.name for argument in schema_of(overload).arguments if argument.is_out]
     values = [call.arguments[name] for name in names]
     return values if all(isinstance(value, fx.Node) for value in values) else []
 

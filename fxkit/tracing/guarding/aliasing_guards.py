@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fxkit.torch_adapters.tensors import is_zero_tensor
 from fxkit.tracing.guarding.guards import Guard, GuardedCall, Mismatch
 
 
@@ -57,7 +58,7 @@ def storage_groups(tensors: list[torch.Tensor]) -> tuple[int, ...]:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Return a number that tensors share when they share memory."""
-    if tensor.layout is not torch.strided or tensor._is_zerotensor():
+    if tensor.layout is not torch.strided or is_zero_tensor(tensor):
         return id(tensor)
     return tensor.untyped_storage().data_ptr() or id(tensor)
 

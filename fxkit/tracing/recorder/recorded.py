@@ -16,6 +16,7 @@ from torch.fx.node import has_side_effect
 
 from fxkit.analysis.type_inference.declared_types import declare_type
 from fxkit.ir.types import TensorType, type_of_value
+from fxkit.torch_adapters.tensors import impl_address_of
 from fxkit.tracing.bytecode.value_flow import Flow
 from fxkit.tracing.recorder.state_restore import Mutations
 from fxkit.tracing.values.sources import ValueSource
@@ -126,7 +127,9 @@ def declare_result(target: Any, result: Any) -> None:
 
 def memory_of(tensor: torch.Tensor) -> Any:
     """Return what tells the memory of a tensor; of one without plain memory, itself."""
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+    return (
+        impl_address_of(tensor.untyped_storage()) if tensor.layout == torch.strided else id(tensor)
+    )
 
 
 def holds_tensor(value: Any) -> bool:

@@ -16,6 +16,7 @@ import torch
 from fxkit.analysis.observation import overlaps
 from fxkit.ir.modes import without_modes
 from fxkit.torch_adapters.autograd_state import set_version
+from fxkit.torch_adapters.tensors import version_counter_of
 from fxkit.tracing.guarding import state_containers as h
 from fxkit.tracing.values.contents import Content, content_of
 
@@ -77,7 +78,9 @@ class MemorySnapshot:
     def restore_if_changed(self) -> None:
         """Put back what has changed, seen by version counters or not."""
         for saved in self._saved:
-            same_version = saved.version is None or saved.tensor._version == saved.version
+            same_version = (
+                saved.version is None or version_counter_of(saved.tensor) == saved.version
+            )
             same = same_version and _geometry(saved.tensor) == saved.geometry
             if not same or not torch.equal(saved.tensor.detach(), saved.content):
                 self.restore()
@@ -85,7 +88,7 @@ class MemorySnapshot:
 
 
 def _save(tensor: torch.Tensor) -> _Saved:
-    version = None if tensor.is_inference() else tensor._version
+    version = None if tensor.is_inference() else version_counter_of(tensor)
     with torch.no_grad():
         return _Saved(tensor, _geometry(tensor), tensor.detach().clone(), version)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fxkit.torch_adapters import pytree
+from fxkit.torch_adapters.tensors import version_counter_of
 from fxkit.tracing.guarding.aliasing_guards import storage_key
 from fxkit.tracing.recorder.calls import CallSpelling
 from fxkit.tracing.recorder.state_restore import Mutations
@@ -22,7 +23,11 @@ class _Watched:
     is_marked: bool = False
 
     def is_written(self) -> bool:
-        return self.is_marked or self.version is None or self.tensor._version != self.version
+        return (
+            self.is_marked
+            or self.version is None
+            or version_counter_of(self.tensor) != self.version
+        )
 
 
 class Writes:
@@ -82,4 +87,4 @@ class Writes:
 
 def version_of(tensor: torch.Tensor) -> int | None:
     """Return how often `tensor` was written to; None for an inference tensor."""
-    return None if tensor.is_inference() else tensor._version
+    return None if tensor.is_inference() else version_counter_of(tensor)

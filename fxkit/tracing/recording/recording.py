@@ -18,6 +18,7 @@ from fxkit.torch_adapters import modes, transforms
 from fxkit.torch_adapters.code_on_demand import bring_up_to_date
 from fxkit.torch_adapters.compilers import calls_compiled, run_as_written
 from fxkit.torch_adapters.custom_functions import frames_of_apply
+from fxkit.torch_adapters.layers import backward_hooks_of, backward_pre_hooks_of
 from fxkit.tracing.bytecode.call_hooks import with_call_hooks
 from fxkit.tracing.environment.fast_paths import fast_paths
 from fxkit.tracing.environment.interpreter import no_collection
@@ -215,7 +216,7 @@ class RecordedRun:
         hooked = [
             path
             for path, module, _ in self.training
-            if module._backward_hooks or module._backward_pre_hooks
+            if backward_hooks_of(module) or backward_pre_hooks_of(module)
         ]
         if READS_GRAD_FN not in failure.reason or not hooked:
             return failure

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from fxkit.ir.types import TensorType
+from fxkit.torch_adapters.layers import children_of
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.guarding.aliasing_guards import (
     AliasGuard,
@@ -47,7 +48,7 @@ def module_guards(modules: list[tuple[str, torch.nn.Module, bool]]) -> list[g.Gu
             path or "the module",
             module=module,
             training=training,
-            children=tuple(module._modules.values()),
+            children=tuple(children_of(module).values()),
             hooks=hook_counts(module.__dict__),
         )
         for path, module, training in modules

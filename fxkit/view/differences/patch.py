@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 from fxkit.errors import RewriteError
 from fxkit.ir.attributes import ABSENT, find_attribute
 from fxkit.torch_adapters.fx_graphs import codegen_of
+from fxkit.torch_adapters.fx_nodes import rename_node
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Patch:
             )
         after = {name: after for after, name in self.matched.items()}
         graph = fx.Graph()
-        graph._codegen = codegen_of(gm.graph)
+        graph.set_codegen(codegen_of(gm.graph))
         copied: dict[str, fx.Node] = {}
         for name in self.order:
             if name in self.made:
@@ -75,7 +76,7 @@ def _copy(
     args, kwargs = map_arg((node.args, node.kwargs), operand)
     made = graph.create_node(node.op, node.target, args, kwargs, name)
     if made.name != name:
-        made._rename(name)
+        rename_node(made, name)
     made.meta = dict(node.meta)
     return made
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fxkit.analysis.type_inference.own_operators import define_operator
 from fxkit.ir.types import TensorType
+from fxkit.torch_adapters.tensors import version_counter_of
 
 _SCHEMA = "innermost_weight(Tensor weight, int slot) -> Tensor"
 
@@ -88,7 +89,7 @@ def innermost_weight(weight: Tensor, slot: int) -> Tensor:
     """
     if weight.is_inference():
         return with_channels_innermost(weight)
-    kept, state = _slots.get(slot), (weight._version, weight.data_ptr())
+    kept, state = _slots.get(slot), (version_counter_of(weight), weight.data_ptr())
     if kept is None or kept.weight() is not weight or kept.state != state:
         gone = weakref.ref(weight, functools.partial(_forget, slot))
         kept = _slots[slot] = _Kept(gone, state, with_channels_innermost(weight))

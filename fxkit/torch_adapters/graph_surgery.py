@@ -8,11 +8,12 @@ target, the length, the users, the owner's hooks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import fx
 
-from fxkit.ir.names import MODULE_NAME, keep_module_name
+from fxkit.torch_adapters.fx_nodes import set_arguments
 
 _set = object.__setattr__
 
@@ -32,8 +33,6 @@ def insert_node(
     """
     graph = place.graph
     names = graph._graph_namespace
-    if name == MODULE_NAME:
-        keep_module_name(graph)
     node = fx.Node(graph, names.create_name(name, None), op, target, args, kwargs)
     for hook in getattr(graph.owning_module, "_create_node_hooks", None) or ():
         hook(node)
@@ -53,7 +52,7 @@ def erase_node(node: fx.Node) -> None:
     node._remove_from_list()
     _set(node, "_erased", True)
     graph._len -= 1
-    node._update_args_kwargs((), {})
+    set_arguments(node, (), {})
 
 
 def revive_node(node: fx.Node, before: fx.Node, args: Any, kwargs: Any) -> None:
@@ -63,4 +62,45 @@ def revive_node(node: fx.Node, before: fx.Node, args: Any, kwargs: Any) -> None:
     graph._len += 1
     graph._find_nodes_lookup_table.insert(node)
     before.prepend(node)
-    node._update_args_kwargs(args, kwargs)
+    set_arguments(node, args, kwargs)
+
+
+def reserve_name(graph: fx.Graph, name: str) -> None:
+    """Let no node that is made or renamed from now on have a name."""
+    graph._graph_namespace._used_names.add(name)
+
+
+def forget_name(node: fx.Node) -> None:
+    """Let other nodes have a node's name."""
+    names = node.graph._graph_namespace
+    names._used_names.discard(node.name)
+    names._obj_to_name.pop(node, None)
+
+
+def restore_name(node: fx.Node, name: str) -> None:
+    """Give a node a name that it had."""
+    forget_name(node)
+    names = node.graph._graph_namespace
+    node.name = name
+    names._used_names.add(name)
+    names._obj_to_name[node] = name
+
+
+def name_counts(graph: fx.Graph) -> dict[str, int]:
+    """Return which number the next node of each wished name gets."""
+    return dict(graph._graph_namespace._base_count)
+
+
+def restore_name_counts(graph: fx.Graph, counts: dict[str, int]) -> None:
+    """Let names get numbers as they did when `name_counts` returned these."""
+    graph._graph_namespace._base_count = dict(counts)
+
+
+def name_of_target(graph: fx.Graph, target: Any) -> str:
+    """Return the name that a node gets from what it calls."""
+    return graph._target_to_str(target)
+
+
+def nodes_by_target(graph: fx.Graph) -> Iterable[tuple[tuple[str, Any], Iterable[fx.Node]]]:
+    """Return the kinds of nodes and their targets, each with the nodes of it; some have none."""
+    return graph._find_nodes_lookup_table.table.items()

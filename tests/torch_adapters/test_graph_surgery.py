@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxkit.ir.surgery import erase_node, insert_node, revive_node
+from fxkit.torch_adapters.graph_surgery import erase_node, insert_node, revive_node
 
 
 def _graph() -> fx.Graph:

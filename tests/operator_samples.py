@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxkit.ir.types import set_type, type_of_value
+from tests import opinfos
 
 SAMPLES = 6  # of each operator
 
@@ -44,9 +45,7 @@ def samples(part: int, parts: int) -> Iterator[Sample]:
     """Yield calls of every `parts`-th operator of torch's table, as function, method, in place."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torch.testing._internal.common_methods_invocations import op_db
-
-        for info in op_db[part::parts]:
+        for info in opinfos.table().op_db[part::parts]:
             yield from _samples_of(info)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 
 import fxkit
 from fxkit.authoring.operators.elementwise import ElementwiseOperator
+from tests import opinfos
 from tests.authoring.torch_definitions import DEFINITIONS
 from tests.lower.kernels import compile_all
 from tests.sampling import Sample, runs_every_case
@@ -59,10 +59,7 @@ class Call:
 
 @functools.cache
 def table() -> dict[str, Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torch.testing._internal.common_methods_invocations import op_db
-    return {f"{i.name}.{i.variant_test_name}".rstrip("."): i for i in op_db}
+    return {f"{i.name}.{i.variant_test_name}".rstrip("."): i for i in opinfos.table().op_db}
 
 
 @functools.cache

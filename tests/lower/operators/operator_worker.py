@@ -32,6 +32,7 @@ from fxkit.analysis.equivalence import assert_equivalent
 from fxkit.lower import Policy
 from fxkit.lower.training import training_module
 from fxkit.lower.training.training_module import TrainingModule
+from tests import opinfos
 from tests.lower.codegen.cuda.on_cpu import compile_as_cuda_text
 
 ERRORS = 20  # calls that eager refuses
@@ -61,9 +62,7 @@ Program = Callable[..., Any]
 
 def operators(kind: str = "float32", names: str = "") -> list[Any]:
     """Return torch's operators that have float32 samples, and samples or gradients of a kind."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torch.testing._internal import common_methods_invocations as table
+    table = opinfos.table()
     vars(table)["wrapper_set_seed"] = _without_seed
     found = [
         info for info in table.op_db if torch.float32 in info.dtypes and re.match(names, info.name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
 import torch
 
 from fxkit.lower.operators import row_ops, scalar_ops
+from tests import opinfos
 from tests.lower.kernels import compile_all, fused_names
 from tests.sampling import runs_every_case
 
@@ -21,13 +21,9 @@ NAMES = {
 
 def samples(dtype: torch.dtype) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     """Return `(function, arguments, keyword arguments)` that eager accepts, with tensor results."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torch.testing._internal.common_methods_invocations import op_db
-
     most = SAMPLES_IN_SWEEPS if runs_every_case() else SAMPLES[dtype]
     found = []
-    for op in op_db:
+    for op in opinfos.table().op_db:
         name = op.aten_name or op.name
         home = getattr(op.op, "__module__", None) or ""
         is_torchs = not home.startswith("torch.testing") and callable(op.op)

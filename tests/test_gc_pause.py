@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,8 +10,8 @@ from fxkit import gc_pause
 
 
 @pytest.fixture
-def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Note each count of frozen objects, of which nobody has any yet."""
+def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Freeze all objects, and return a list that is added to whenever those are counted."""
     counted: list[int] = []
     real = gc.get_freeze_count
 
@@ -23,7 +22,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(gc, "get_freeze_count", count)
     monkeypatch.setattr(gc_pause, "_seen_frozen", False)
     gc.freeze()
-    yield counted
+    return counted
 
 
 def test_frozen_objects_are_counted_once(counts: list[int]) -> None:
@@ -35,8 +34,7 @@ def test_frozen_objects_are_counted_once(counts: list[int]) -> None:
 
 
 def test_a_pause_leaves_frozen_what_the_program_froze(counts: list[int]) -> None:
-    with gc_pause.paused_collector():
-        pass
-    with gc_pause.paused_collector():
-        pass
+    for _ in range(2):
+        with gc_pause.paused_collector():
+            pass
     assert gc.get_freeze_count() >= counts[0]

@@ -25,6 +25,7 @@ class OwnFaults:
 
         That is so of the passes that `fxkit.compile` runs by itself: others are the user's choice.
         """
+        # No user chooses those of lowering.
         is_of_lowering = type(current).__module__.startswith("fxkit.lower.")
         if current not in _OWN_PASSES and not is_of_lowering:
             return False

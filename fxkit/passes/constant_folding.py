@@ -39,8 +39,8 @@ class ConstantFolding(Pass):
         fold_parameters: Whether parameters are constants: for inference only.
         fold_dequantized: Whether quantised weights become floating point, which takes four to eight
             times the memory; and buffers of float8 and bfloat16 the wider type they are cast to.
-        where: Which nodes are folded, views too, by a predicate over `torch.fx` nodes; when left
-            out, all that are none.
+        where: Tells which nodes are folded, by a predicate over `torch.fx` nodes; views of
+            constants, and what leaves the graph, too. When left out, all but those are.
     """
 
     max_bytes: int = 16 * 2**20
@@ -136,14 +136,17 @@ class _Folder:
             return getattr(args[0], node.target)(*args[1:], **kwargs)
 
     def _readers(self, node: fx.Node) -> dict[fx.Node, None]:
-        """Return the users that need a node's value each time, but for its memory."""
+        """Return the users that may read the value: none whose result a caller could write to.
+
+        What leaves the graph is computed in each call anyway, so folding it is asked for or left.
+        """
         root = self.order.aliases.root
+        own = root(node)
         readers = dict.fromkeys(user for user in node.users if user not in self.values)
-        if root(node) not in self.returned:
+        if own not in self.returned:
             return readers
         if self.options.where is None:
             return {}
-        own = root(node)
         return {user: None for user in readers if user.op != "output" and root(user) is not own}
 
     def _is_wanted(self, node: fx.Node) -> bool:

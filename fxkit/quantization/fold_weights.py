@@ -39,14 +39,14 @@ class FoldWeights(Pass):
 
 
 def _is_computed_weight(node: fx.Node) -> bool:
-    """Tell whether an operator takes a node as its weight that reads no parameter itself."""
+    """Tell whether a node computes what an operator takes as its weight."""
     if node.op not in ("call_function", "call_method"):
         return False
     return any(_weight_of(user) is node for user in node.users)
 
 
 def _weight_of(node: fx.Node) -> object:
-    """Return the operand that is a weight where it is stored; None where there is none."""
+    """Return the operand that an operator takes as its weight; None where there is none."""
     call = resolve(node)
     row = OPERATORS.get(call.name) if call is not None else None
     if call is None or row is None or row.weight is None:

@@ -38,6 +38,9 @@ from fxkit.tracing.recaptures import capture_error
 
 Program = Captured | fx.GraphModule
 
+# What lets operators read their weights from the module.
+_SHOW_WEIGHTS = (OpenAttention(), FoldWeights())
+
 
 class ObserverProbe(Probe):
     """Shows the value of a node to an observer.
@@ -301,7 +304,7 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
     """
     if isinstance(model, fx.GraphModule):
         copied = fx.GraphModule(model, copy.deepcopy(model.graph))
-        return apply(copied, OpenLayers(), OpenAttention(), FoldWeights())
+        return apply(copied, OpenLayers(), *_SHOW_WEIGHTS)
     if type(model) is not Captured and _has_graph(model):
         raise UnsupportedError(
             f"expected a model, a graph, or a program captured in mode 'whole', got {_kind(model)}",
@@ -316,13 +319,13 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
     keywords = dict(kwargs or {})
     with told_where_it_does_not_fit(args, keywords):
         if not isinstance(model, Captured):
-            return apply(capture(fn, args, keywords), OpenAttention(), FoldWeights())
+            return apply(capture(fn, args, keywords), *_SHOW_WEIGHTS)
         program = copy.copy(model)  # with its options, and graphs of its own
         if model.changes:
             program(*args, **keywords)
         elif (failure := program.capture_now(args, keywords).failure) is not None:
             raise capture_error(failure)
-        return apply(program, OpenAttention(), FoldWeights())
+        return apply(program, *_SHOW_WEIGHTS)
 
 
 def _has_graph(model: Any) -> bool:

@@ -101,9 +101,9 @@ class Captured(CapturedGraphs):
         super().__init__(backend, substitution)
         if isinstance(fn, Captured):
             fn.warn_of_unreported_edits(map(fn._changed_graph, fn.kept))
-        if isinstance(fn, Captured) and fn.changes:
-            self.change_as(fn)
-            fn = fn.fn
+            if fn.changes:
+                self.change_as(fn)
+                fn = fn.fn
         self._options: dict[str, Any] = {
             "backend": backend,
             "dynamic": dynamic,

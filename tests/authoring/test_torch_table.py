@@ -25,8 +25,8 @@ from tests.sampling import Sample, runs_every_case
 DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
           torch.bfloat16, torch.float16, torch.float32, torch.float64)  # fmt: skip
 
-# Of each dtype, and where sweeps run; as many of those that torch compares with NumPy.
-SAMPLES = 2, 5
+SAMPLES = 2  # of each dtype; and as many of those that torch compares with NumPy
+SAMPLES_IN_SWEEPS = 5
 MOST_ELEMENTS = 20_000  # of what is compared with NumPy, where no sweeps run; a few have a million
 
 # Arguments of torch's that say which operator it is, or where the result is written.
@@ -94,7 +94,8 @@ def calls(name: str, dtype: torch.dtype, **options: Any) -> Iterator[Call]:
     """Yield torch's samples of an operator that torch itself takes."""
     info = table()[name]
     torch.manual_seed(0)
-    most = SAMPLES[runs_every_case() or name in LOSSES]  # of theirs the first ones are reduced
+    is_reduced = name in LOSSES  # in their first samples
+    most = SAMPLES_IN_SWEEPS if runs_every_case() or is_reduced else SAMPLES
     samples = itertools.islice(info.sample_inputs("cpu", dtype, **options), most)
     others = () if options else filter(is_small, info.reference_inputs("cpu", dtype))
     for sample in itertools.chain(samples, itertools.islice(others, 2, 2 + 3 * most, 3)):

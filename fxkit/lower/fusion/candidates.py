@@ -19,9 +19,9 @@ from fxkit.ir.types import TensorType, short_dtype, type_of
 from fxkit.lower.fusion.view_map import is_alias
 from fxkit.lower.loop_ir.index import row_major
 from fxkit.lower.loop_ir.loop_ir import SUPPORTED, Unfusable
-from fxkit.lower.operators import movement_ops, row_ops, scalar_ops
+from fxkit.lower.operators import movement_ops, reduction_ops, scalar_ops
 from fxkit.lower.operators.movement_table import MoveOp
-from fxkit.lower.operators.row_ops import ReductionOp
+from fxkit.lower.operators.reduction_ops import ReductionOp
 from fxkit.lower.operators.scalar_table import ScalarOp
 
 # Where kernels run; a region's policy says which of them it is for.
@@ -88,8 +88,10 @@ def tensors_in(values: Iterable[Any]) -> list[fx.Node | Attribute]:
 
 def row_of(call: Call, name: str | None = None) -> ScalarOp | ReductionOp | MoveOp | None:
     """Return the table's row for a call; of an operator that has several, the one that serves."""
-    name = row_ops.variant(call.name if name is None else name, _arguments(call))
-    return scalar_ops.TABLE.get(name) or row_ops.TABLE.get(name) or movement_ops.TABLE.get(name)
+    name = reduction_ops.variant(call.name if name is None else name, _arguments(call))
+    return (
+        scalar_ops.TABLE.get(name) or reduction_ops.TABLE.get(name) or movement_ops.TABLE.get(name)
+    )
 
 
 def is_candidate(node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ from fxkit.lower.fusion.candidates import Candidate
 from fxkit.lower.fusion.placement import row_coordinates, rows_lie_along_memory
 from fxkit.lower.fusion.region_space import Coordinates, RegionSpace, kept
 from fxkit.lower.loop_ir.loop_ir import Kernel, Unfusable
-from fxkit.lower.operators.row_ops import ReductionOp
+from fxkit.lower.operators.reduction_ops import ReductionOp
 
 # Rows longer than this, whose sums would leave the second-level cache, are summed apart.
 MAX_ROW = 16384

@@ -39,7 +39,7 @@ from fxkit.lower.loop_ir.loop_ir import (
     register_of,
 )
 from fxkit.lower.operators.movement_table import MoveOp
-from fxkit.lower.operators.row_ops import ReductionOp
+from fxkit.lower.operators.reduction_ops import ReductionOp
 from fxkit.lower.operators.scalar_table import Computes, ScalarOp
 from fxkit.lower.scheduling.axis_order import ordered
 

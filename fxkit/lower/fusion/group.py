@@ -16,7 +16,7 @@ from fxkit.lower.fusion.region_space import Coordinates, RegionSpace
 from fxkit.lower.fusion.view_map import alias_source, is_alias, shown_by
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.movement_table import MoveOp
-from fxkit.lower.operators.row_ops import ReductionOp
+from fxkit.lower.operators.reduction_ops import ReductionOp
 
 # A kernel of more operators or operands takes the compiler long and runs out of registers.
 MAX_MEMBERS = 48

@@ -30,7 +30,7 @@ from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.fusion.region_space import RegionSpace
 from fxkit.lower.fusion.view_map import is_alias, shown_by, views_of
 from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel, Unfusable
-from fxkit.lower.operators.row_ops import ReductionOp
+from fxkit.lower.operators.reduction_ops import ReductionOp
 from fxkit.lower.scheduling.index_intervals import (
     IndexInterval,
     computed,

@@ -20,8 +20,8 @@ from fxkit.lower.fusion.view_map import alias_source
 from fxkit.lower.loop_ir.index import row_major
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.operators.movement_table import MoveOp
+from fxkit.lower.operators.reduction_ops import ReductionOp
 from fxkit.lower.operators.reduction_table import IterationDomain, no_dim
-from fxkit.lower.operators.row_ops import ReductionOp
 from fxkit.lower.operators.scalar_table import ScalarOp
 from fxkit.lower.scheduling.row_sweeps import MANY_ROWS
 
@@ -122,7 +122,7 @@ def row_coordinates(
     space: RegionSpace,
     inside: Mapping[fx.Node, Coordinates],
 ) -> Coordinates:
-    """Return the coordinates of what a row operator's operands broadcast to."""
+    """Return the coordinates of what a reduction's operands broadcast to."""
     shape = row_shape(found)
     given: list[Coordinates] = []
     for name, dims in row_dims(found).items():
@@ -136,7 +136,7 @@ def row_coordinates(
 
 
 def row_shape(found: Candidate) -> tuple[int, ...]:
-    """Return the shape that a row operator's operands broadcast to, and whose rows it reduces."""
+    """Return the shape that a reduction's operands broadcast to, and whose rows it reduces."""
     shapes = []
     for name, dims in row_dims(found).items():
         shape = [1] * (max(dims, default=-1) + 1)
@@ -149,7 +149,7 @@ def row_shape(found: Candidate) -> tuple[int, ...]:
 
 
 def row_dims(found: Candidate) -> dict[str, tuple[int, ...]]:
-    """Return, for each tensor that a row operator takes, where its dimensions lie."""
+    """Return, for each tensor that a reduction takes, where its dimensions lie."""
     if not isinstance(found.row, ReductionOp):
         raise TypeError(f"expected a candidate with a row program, got {found.row.name}")
     tensors = {n: v for n, v in found.operands.items() if isinstance(v, (fx.Node, Attribute))}
@@ -158,10 +158,10 @@ def row_dims(found: Candidate) -> dict[str, tuple[int, ...]]:
 
 
 def rows_lie_along_memory(found: Candidate, are_few: bool = False) -> bool:
-    """Tell whether neighbours in a row of a row operator's operand are neighbours in memory.
+    """Tell whether neighbours in a row of a reduction's operand are neighbours in memory.
 
     Args:
-        found: A call of a row operator, or of another, of which it does not hold.
+        found: A call of a reduction, or of another, of which it does not hold.
         are_few: Whether to ask for those alone of which a kernel can't handle several at a time.
     """
     if not isinstance(found.row, ReductionOp):

@@ -1,4 +1,4 @@
-"""Normalisation by mean and variance: more rows of the table of row programs, see `row_ops`."""
+"""Normalisation by mean and variance: more rows of the table in `reduction_ops`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling: rows that reduce windows of their operand, see `row_ops`."""
+"""Pooling: rows that reduce windows of their operand, see `reduction_ops`."""
 
 from __future__ import annotations
 

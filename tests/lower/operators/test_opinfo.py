@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxkit.lower.operators import row_ops, scalar_ops
+from fxkit.lower.operators import reduction_ops, scalar_ops
 from tests import opinfos
 from tests.lower.kernels import compile_all, fused_names
 from tests.sampling import runs_every_case
@@ -15,7 +15,7 @@ from tests.sampling import runs_every_case
 SAMPLES = {torch.float32: 2, torch.int64: 1}
 SAMPLES_IN_SWEEPS = 4
 NAMES = {
-    name.rpartition(".")[2] for name in (*scalar_ops.TABLE, *row_ops.TABLE)
+    name.rpartition(".")[2] for name in (*scalar_ops.TABLE, *reduction_ops.TABLE)
 } - {"rand_like", "clone"}  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import fxkit
 from fxkit.lower import to_cpp
-from fxkit.lower.operators.row_ops import TABLE
+from fxkit.lower.operators.reduction_ops import TABLE
 from tests.lower.kernels import ALWAYS, compile_all, fused_names
 from tests.sampling import one_in
 

@@ -34,7 +34,7 @@ from tests.lower.codegen.cuda.cases import (
     softmax,
 )
 from tests.lower.kernels import compile_all
-from tests.lower.operators import row_cases
+from tests.lower.operators import reduction_cases
 from tests.lower.operators.scalar_cases import cases, function_of, named
 from tests.sampling import one_in, runs_every_case
 
@@ -114,7 +114,7 @@ def table_kernels() -> dict[str, Kernel]:
         rows = cases(dtype, (601,))[part]
         calls = [(function_of(r), (a[0],), named(r, a, k)) for r, a, k in rows]
         if dtype == torch.float32:
-            rows_of = row_cases.cases((3, 5, 64), dtype)[::7]
+            rows_of = reduction_cases.cases((3, 5, 64), dtype)[::7]
             calls += [(function, args, options) for _, function, args, options in rows_of]
         compiled, _, _ = compile_all(calls, lowering=_unbuilt)
         found |= {f"{dtype}_{n}".removeprefix("torch."): k for n, k in compiled.kernels.items()}

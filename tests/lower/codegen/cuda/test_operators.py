@@ -19,8 +19,8 @@ import fxkit
 from tests.lower.codegen.cuda.on_cpu import ShimLowering
 from tests.lower.codegen.cuda.on_gpu import OnGpu, lower_on_gpu
 from tests.lower.kernels import compile_all, difference, fused_names
-from tests.lower.operators import row_cases
-from tests.lower.operators.row_cases import results, shortfall, wide
+from tests.lower.operators import reduction_cases
+from tests.lower.operators.reduction_cases import results, shortfall, wide
 from tests.lower.operators.scalar_cases import (
     FLOATS,
     INTEGERS,
@@ -108,7 +108,7 @@ def hold_rows_to_float64(
     place: Place, dtype: torch.dtype, shape: tuple[int, ...], part: slice
 ) -> None:
     """Compile a part of the row operators, and hold their errors to eager's."""
-    rows = [row for row in row_cases.cases(shape, dtype) if "logcum" not in row[0]][part]
+    rows = [row for row in reduction_cases.cases(shape, dtype) if "logcum" not in row[0]][part]
     expectations = [results(place.eager(f)(*a, **k)) for _, f, a, k in rows]
     compiled, inputs, nodes = compile_all(
         [(f, a, k) for _, f, a, k in rows], [len(e) for e in expectations], place.lower
@@ -118,7 +118,7 @@ def hold_rows_to_float64(
     for (name, function, args, options), node, expected, found in zip(
         rows, nodes, expectations, compiled(*inputs), strict=True
     ):
-        is_left = 1 in shape or (name in row_cases.IN_STEPS and dtype.itemsize == 2)
+        is_left = 1 in shape or (name in reduction_cases.IN_STEPS and dtype.itemsize == 2)
         if node.name not in fused and not is_left:
             wrong.append(f"{name}{options} is not fused")
         precise = {k: v if k == "dtype" else wide(v) for k, v in options.items()}

@@ -13,9 +13,17 @@ from torch import fx
 
 import fxkit
 from fxkit.lower import to_cpp
-from fxkit.lower.operators.row_ops import TABLE
+from fxkit.lower.operators.reduction_ops import TABLE
 from tests.lower.kernels import ALWAYS, compile_all, difference, fused_names
-from tests.lower.operators.row_cases import CALLS, IN_STEPS, cases, error, results, shortfall, wide
+from tests.lower.operators.reduction_cases import (
+    CALLS,
+    IN_STEPS,
+    cases,
+    error,
+    results,
+    shortfall,
+    wide,
+)
 from tests.sampling import one_in
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

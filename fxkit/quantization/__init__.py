@@ -18,6 +18,7 @@ from typing import Any
 from fxkit.quantization.affine import QuantizationParameters
 from fxkit.quantization.algorithms import (
     CorrectedBias,
+    DecomposeAttention,
     EqualizeLayers,
     NormalizeByBatches,
     RotateInputs,
@@ -28,6 +29,7 @@ from fxkit.quantization.algorithms import (
     ada_round,
     awq,
     correct_biases,
+    decompose_attention,
     equalize,
     fit_scales,
     gptq,
@@ -68,6 +70,7 @@ __all__ = [
     "BackendDescription",
     "ComparedOperator",
     "CorrectedBias",
+    "DecomposeAttention",
     "EqualizeLayers",
     "InsertFakeQuantizers",
     "InsertObservers",
@@ -101,6 +104,7 @@ __all__ = [
     "compare",
     "convert",
     "correct_biases",
+    "decompose_attention",
     "equalize",
     "fit_scales",
     "float8_weight_only",

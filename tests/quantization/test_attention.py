@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import fxkit
 from fxkit import quantization as q
+from fxkit.ir.op import resolve
 from fxkit.quantization.affine import signal_to_noise
 
 STATIC = q.int8_static()
@@ -84,3 +85,69 @@ def test_both_products_of_an_attention_that_is_written_out_are_rounded() -> None
     _, found = row_of("aten.matmul", q.int8_dynamic(), is_fused=False)
     reasons = [row.reason for row in found.rows if row.operator == "aten.matmul"]
     assert all("summed along tokens" in reason for reason in reasons) and len(reasons) == 2
+
+
+def attended(model_args: dict[str, object], *sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Return what attention gives by itself and written out, for random operands."""
+    torch.manual_seed(0)
+    operands = [torch.randn(size) for size in sizes]
+
+    def program(*args: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*args, **model_args)  # type: ignore[arg-type]
+
+    written = q.decompose_attention(program, tuple(operands))
+    calls = [resolve(node) for node in written.graph_module.graph.nodes]
+    names = [call.name for call in calls if call is not None]
+    assert "aten.scaled_dot_product_attention" not in names and names.count("aten.matmul") == 2
+    return program(*operands), written(*operands)
+
+
+MASKS = {
+    "none": {},
+    "scale": {"scale": 0.7},
+    "causal": {"is_causal": True},
+    "added": {"attn_mask": torch.randn(1, 1, 10, 12)},
+    "chosen": {"attn_mask": torch.arange(120).view(10, 12) % 3 > 0},
+    "chosen, some see nothing": {"attn_mask": (torch.arange(10) != 4)[:, None].expand(10, 12)},
+    "added, some see nothing": {
+        "attn_mask": torch.zeros(10, 12).index_fill(0, torch.tensor(3), -torch.inf)
+    },
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_written_out_is_attention(mask: str) -> None:
+    expected, found = attended(MASKS[mask], (2, 3, 10, 8), (2, 3, 12, 8), (2, 3, 12, 5))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_heads_that_are_shared_are_written_out() -> None:
+    shapes = (2, 6, 10, 8), (2, 3, 12, 8), (2, 3, 12, 5)
+    expected, found = attended({"enable_gqa": True}, *shapes)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_a_spec_for_all_quantises_attention_that_is_written_out(is_dynamic: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Attention(is_fused=True).eval(), torch.randn(2, 10, 32)
+    written = q.decompose_attention(model, (x,))
+    prepared = q.prepare(written, (x,), STATIC)
+    q.calibrate(prepared, [(x,)])
+    quantized = q.convert(prepared)
+    found = q.report(quantized, prepared, [(x,)])
+    assert [row.is_quantized for row in found.rows] == [True] * 4
+    fast = fxkit.compile(quantized, dynamic=is_dynamic)
+    with torch.no_grad():
+        for size in (10, 10, 7, 7, 23):
+            x = torch.randn(2, size, 32)
+            assert signal_to_noise(quantized(x), fast(x)) > 45
+            assert signal_to_noise(model(x), fast(x)) > 20
+
+
+def test_attention_that_drops_out_stays() -> None:
+    def program(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=0.5)
+
+    written = q.decompose_attention(program, tuple(torch.randn(3, 2, 5, 4)))
+    assert fxkit.graph(written.graph_module).find("scaled_dot_product_attention")

@@ -26,6 +26,7 @@ from fxkit.lower.compiling.library_integer_products import (
     CallIntegerProducts,
     reason_to_stay_float,
 )
+from fxkit.lower.compiling.multiply_activations import MultiplyActivations
 from fxkit.lower.compiling.multiply_integers import MultiplyIntegers
 from fxkit.lower.compiling.pipeline import KernelTarget, Lowering, lower, lower_typed
 from fxkit.lower.compiling.token_scales import NAMESPACE
@@ -75,6 +76,7 @@ def _takes_several(node: fx.Node) -> bool:
 
 INTEGER_PASSES = (
     MultiplyIntegers("cuda", reason_to_stay_float),
+    MultiplyActivations(),
     CallIntegerProducts(),
     ConvolveIntegers(),
     SpellOutGroups(),

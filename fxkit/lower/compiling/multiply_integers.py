@@ -17,7 +17,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
-from fxkit.lower.compiling.float_reasons import reason_in_float, takes_dequantized
+from fxkit.lower.compiling.float_reasons import reason_in_float
 from fxkit.lower.compiling.lower_report import FLOAT_LAYERS, STAYS
 from fxkit.lower.compiling.quantized_operands import (
     MOST_TERMS,
@@ -51,11 +51,6 @@ from fxkit.passes.manager.manager import PassManager
 
 # Says of a layer why floats multiply its activations by its weight as fast, or None.
 Objection = Callable[[fx.Node, Factor, Factor | GroupedWeight], str | None]
-
-# Products that are multiplied as floats, as those of two activations are.
-_PRODUCTS = frozenset(
-    ["aten.mm", "aten.addmm", "aten.bmm", "aten.matmul", "aten.baddbmm", "aten.bilinear"]
-)
 
 
 def multiply_integers(
@@ -154,8 +149,6 @@ class MultiplyIntegers(Pass):
         for node in list(edit.graph.nodes):
             call = resolve(node)
             if call is None or call.name != "aten.linear":
-                if call is not None and call.name in _PRODUCTS and takes_dequantized(node):
-                    context.notes.append(f"%{node.name} {STAYS}: it is no linear layer")
                 continue
             weight = call.arguments["weight"]
             right: Factor | GroupedWeight | None = weight_of(weight, dtypes=FLOATS)

@@ -27,6 +27,7 @@ from fxkit.lower.compiling.eager_module import eager_module, module_without_kern
 from fxkit.lower.compiling.group_scales import SpellOutGroups
 from fxkit.lower.compiling.inferred_types import typed
 from fxkit.lower.compiling.kernel_builds import BuiltKernels, build_kernels
+from fxkit.lower.compiling.multiply_activations import MultiplyActivations
 from fxkit.lower.compiling.multiply_integers import MultiplyIntegers, multiply_integers
 from fxkit.lower.compiling.pack_convolutions import pack_convolutions
 from fxkit.lower.compiling.plan import Plan, make_plan
@@ -57,7 +58,12 @@ class KernelTarget:
     choosing: Choosing
     make_call: Callable[..., KernelCall] = KernelCall
     build: Callable[[Mapping[str, Kernel]], BuiltKernels] = build_kernels
-    integer_passes: tuple[Pass, ...] = (MultiplyIntegers(), ConvolveIntegers(), SpellOutGroups())
+    integer_passes: tuple[Pass, ...] = (
+        MultiplyIntegers(),
+        MultiplyActivations(),
+        ConvolveIntegers(),
+        SpellOutGroups(),
+    )
     packs_convolutions: bool = True
 
 

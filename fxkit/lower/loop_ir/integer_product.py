@@ -15,11 +15,11 @@ from fxkit.lower.loop_ir.product import Product
 class IntegerProduct(Product):
     """The detail of an instruction `product` of integers: `(left - zeros) @ right`, in 32 bits.
 
-    It has no batch, and terms of the left operand lie side by side.
+    Terms of the left operand lie side by side.
 
     Attributes:
         zero: The zero point of all rows of the left operand, where they share one.
-        zeros: Position of a buffer with one for each row, or None.
+        zeros: Position of a buffer with one for each row, or None; then there is no batch.
         zeros_stride: Its stride, in elements.
         has_tiles: Whether the processor's tiles multiply; see `matrix_unit`.
     """
@@ -43,13 +43,13 @@ class IntegerProduct(Product):
 
     def evaluated(self, memory: Sequence[torch.Tensor]) -> torch.Tensor:
         """Multiply by torch, in 64 bits; the result is what 32 bits keep of it."""
-        left = memory[self.left].as_strided((self.rows, self.depth), self.left_strides).long()
-        right = memory[self.right].as_strided((self.depth, self.columns), self.right_strides)
+        left, right = self.matrices(memory)
         zeros: torch.Tensor | int = self.zero
         if self.zeros is not None:
             zeros = memory[self.zeros].as_strided((self.rows, 1), (self.zeros_stride, 0)).long()
-        return ((left - zeros) @ right.long()).to(torch.int32)
+        return ((left.long() - zeros) @ right.long()).to(torch.int32)
 
     def __str__(self) -> str:
         zeros = f"in{self.zeros}" if self.zeros is not None else str(self.zero)
-        return f"([{self.rows}, {self.depth}] - {zeros}) @ [{self.depth}, {self.columns}]"
+        times = f"{self.count} x " if self.count > 1 else ""
+        return f"{times}([{self.rows}, {self.depth}] - {zeros}) @ [{self.depth}, {self.columns}]"

@@ -98,6 +98,11 @@ class Product(TensorOp):
 
     def evaluated(self, memory: Sequence[torch.Tensor]) -> torch.Tensor:
         """Multiply by torch."""
+        left, right = self.matrices(memory)
+        return left @ right
+
+    def matrices(self, memory: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the operands, [*batch, rows, depth] and [*batch, depth, columns]."""
         sizes = [b.size for b in self.batch]
         left = memory[self.left].as_strided(
             (*sizes, self.rows, self.depth), (*(b.left for b in self.batch), *self.left_strides)
@@ -106,7 +111,7 @@ class Product(TensorOp):
             (*sizes, self.depth, self.columns),
             (*(b.right for b in self.batch), *self.right_strides),
         )
-        return left @ right
+        return left, right
 
     def __str__(self) -> str:
         times = f"{self.count} x " if self.count > 1 else ""

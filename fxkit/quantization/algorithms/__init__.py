@@ -7,6 +7,7 @@ prepared program.
 from __future__ import annotations
 
 from fxkit.quantization.algorithms.ada_round import ada_round
+from fxkit.quantization.algorithms.attention import DecomposeAttention, decompose_attention
 from fxkit.quantization.algorithms.awq import awq
 from fxkit.quantization.algorithms.batch_norms import (
     NormalizeByBatches,
@@ -25,6 +26,7 @@ from fxkit.quantization.algorithms.weight_choice import WeightChoice
 
 __all__ = [
     "CorrectedBias",
+    "DecomposeAttention",
     "EqualizeLayers",
     "NormalizeByBatches",
     "RotateInputs",
@@ -35,6 +37,7 @@ __all__ = [
     "ada_round",
     "awq",
     "correct_biases",
+    "decompose_attention",
     "equalize",
     "fit_scales",
     "gptq",

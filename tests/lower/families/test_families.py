@@ -52,9 +52,10 @@ def sample_of(name: str) -> Sample:
 
 
 def test_each_folder_is_a_family() -> None:
-    weights, integers = ["int4", "int8_weight"], ["integer_convolutions", "integer_products"]
+    weights, floats = ["int4", "int8_weight"], ["attention", "convolutions"]
+    integers = [f"integer_{kind}" for kind in (*floats, "products")]
     products = [f"{kind}_products" for kind in weights]
-    assert list(FAMILIES) == ["attention", "convolutions", *products, *integers, "products"]
+    assert list(FAMILIES) == [*floats, *products, *integers, "products"]
     ways = [way for _, family in FAMILIES.items() for way in family.printers]
     assert len(set(ways)) == len(ways)
 

@@ -134,11 +134,20 @@ def emit_attention(node: fx.Node, root: torch.nn.Module) -> Emitted:
     operands = [arguments[name] for name in ("query", "key", "value")]
     mask = arguments.get("attn_mask")
     operands += [] if mask is None else [mask]
-    types = [_checked(operand, root) for operand in operands]
-    result = type_of(node)
-    if not isinstance(result, TensorType) or result.stride is None or not result.numel:
-        raise Unfusable("the type of its result is not known")
-    detail = _attention(types, result, bool(arguments.get("is_causal")), arguments.get("scale"))
+    types = [checked_operand(operand, root) for operand in operands]
+    result = checked_result(node)
+    for known in (*types[:3], result):
+        if known.dtype != torch.float32:
+            raise Unfusable(f"it computes in {short_dtype(known.dtype)}, as torch's library does")
+    is_causal, scale = bool(arguments.get("is_causal")), arguments.get("scale")
+    return attention_kernel(node, attention_of(types, is_causal, scale), operands, types)
+
+
+def attention_kernel(
+    node: fx.Node, detail: Attention, operands: Sequence[Any], types: Sequence[TensorType]
+) -> Emitted:
+    """Return the kernel of a node that computes attention and nothing else."""
+    result = checked_result(node)
     buffers = [Buffer(f"in{p}", known.dtype, False) for p, known in enumerate(types)]
     buffers.append(Buffer("out0", torch.float32, True))
     kernel = Kernel(
@@ -151,7 +160,24 @@ def emit_attention(node: fx.Node, root: torch.nn.Module) -> Emitted:
     return Emitted(kernel, tuple(operands), ((node, 0),))
 
 
-def _checked(operand: Any, root: torch.nn.Module) -> TensorType:
+def checked_result(node: fx.Node) -> TensorType:
+    """Return the type of attention's result.
+
+    Raises:
+        Unfusable: When it is not known, or empty.
+    """
+    result = type_of(node)
+    if not isinstance(result, TensorType) or result.stride is None or not result.numel:
+        raise Unfusable("the type of its result is not known")
+    return result
+
+
+def checked_operand(operand: Any, root: torch.nn.Module) -> TensorType:
+    """Return the type of an operand that attention can read.
+
+    Raises:
+        Unfusable: When it can't.
+    """
     if not isinstance(operand, (fx.Node, Attribute)):
         raise Unfusable("one of its operands is no tensor")
     known = operand_type(operand, root)
@@ -166,15 +192,22 @@ def _checked(operand: Any, root: torch.nn.Module) -> TensorType:
     return known
 
 
-def _attention(
-    types: Sequence[TensorType], result: TensorType, is_causal: bool, scale: float | None
+def attention_of(
+    types: Sequence[TensorType], is_causal: bool = False, scale: float | None = None
 ) -> Attention:
+    """Return sizes and strides of attention.
+
+    Args:
+        types: Those of query, key, value and perhaps a mask.
+        is_causal: Whether a query sees only the keys up to its own position.
+        scale: What scores are multiplied by; one over the root of the depth where left out.
+
+    Raises:
+        Unfusable: When no kernel can compute it.
+    """
     query, key, value = types[:3]
-    for known in (query, key, value, result):
-        if known.dtype != torch.float32:
-            raise Unfusable(f"it computes in {short_dtype(known.dtype)}, as torch's library does")
-        if len(known.shape) not in (3, 4):
-            raise Unfusable("its operands have neither three nor four dimensions")
+    if any(len(known.shape) not in (3, 4) for known in (query, key, value)):
+        raise Unfusable("its operands have neither three nor four dimensions")
     q, k, v = (_sizes(known.shape) for known in (query, key, value))
     if k[:3] != v[:3] or q[0] != k[0] or q[1] % k[1] or q[3] != k[3]:
         raise Unfusable("its operands broadcast")

@@ -153,7 +153,7 @@ class AttentionPrinter(WholePrinter):
     def _declare(self) -> None:
         one = self._detail
         left = f"{one.queries} - first"
-        self._add("fx_attention_block block;")
+        self._add(f"{self._block_type()} block;")
         self._add(f"block.rows = {left} < {self._rows} ? {left} : {self._rows};")
         seen = "first + block.rows"
         keys = f"{seen} < {one.keys} ? {seen} : {one.keys}" if one.is_causal else str(one.keys)
@@ -167,6 +167,9 @@ class AttentionPrinter(WholePrinter):
         for position, (name, (batch, head, row, step), index, offset) in enumerate(operands):
             self._add(f"block.{name} = in{position} + b * {batch} + {index} * {head}{offset};")
             self._add(f"block.{name}_row = {row}, block.{name}_step = {step};")
+
+    def _block_type(self) -> str:
+        return "fx_attention_block"
 
     def _hide(self) -> None:
         """Apply the mask, then hide what comes after a query."""

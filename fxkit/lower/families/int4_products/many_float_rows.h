@@ -5,7 +5,7 @@
 typedef fx_step<64> fx_row_step;
 static const int FX_ROW_VECTORS = 4;
 static inline void fx_turn_nibbles(const signed char* from, long step, int* to) {
-  fx_turn_words(from, step, to);
+  fx_turn_words<true>(from, step, 16, 64, to);
 }
 #else
 typedef fx_step<32> fx_row_step;

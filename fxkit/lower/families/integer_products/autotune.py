@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, near, strided
@@ -17,9 +16,10 @@ from fxkit.lower.families.integer_products.printer import COLUMNS, IntegerProduc
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.printer import boolean
 from fxkit.lower.loop_ir.integer_product import IntegerProduct
+from fxkit.lower.loop_ir.product import Batch
 
 # Of larger products a part of this size is timed.
-MAX_ROWS = 384
+MAX_ROWS, MAX_COUNT = 384, 16
 
 
 def objection(found: ProductNode) -> str | None:
@@ -31,7 +31,7 @@ def objection(found: ProductNode) -> str | None:
     assert isinstance(product, IntegerProduct)
     if product.terms < MIN_TERMS:
         return None
-    part = replace(product, rows=min(product.rows, MAX_ROWS))
+    part = _part_of(product)
     left, right = operands(part)
 
     def library() -> None:
@@ -51,6 +51,7 @@ def objection_by_kind(found: ProductNode) -> str | None:
     term = product.right_strides[0]
     alike = replace(
         product,
+        batch=tuple(replace(one, size=near(one.size)) for one in product.batch),
         rows=near(product.rows),
         columns=columns,
         depth=depth,
@@ -73,14 +74,14 @@ def reason_to_stay_float(
     """
     if product.terms < MIN_TERMS:
         return None
-    part = replace(product, rows=min(product.rows, MAX_ROWS))
+    part = _part_of(product)
     left, right = operands(part)
     if not pairs_fit:
         right.fill_(127)
-    numbers, weight = left.to(dtype), torch.ones(part.columns, part.depth, dtype=dtype)
+    numbers, factors = left.to(dtype), right.to(dtype)
 
     def library() -> None:
-        F.linear(numbers, weight)
+        torch.matmul(numbers, factors)
 
     measure = functools.partial(times_beside, part, left, right, library)
     kind = "" if pairs_fit else " by weights that need more than 16 bits"
@@ -105,9 +106,27 @@ def pairs_fit_into_16_bits(weight: torch.Tensor) -> bool:
 
 
 def operands(product: IntegerProduct) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return operands of a product's sizes and strides."""
-    left = strided((product.rows, product.depth), (product.depth, 1), torch.int8)
-    return left, strided((product.depth, product.columns), product.right_strides, torch.int8)
+    """Return operands of a product's sizes, and of its strides within a matrix."""
+    rows, depth, columns = product.rows, product.depth, product.columns
+    left, right = (rows, depth), (depth, columns)
+    strides = [(depth, 1), product.right_strides]
+    if product.batch:
+        spans = [_span(left, strides[0]), _span(right, strides[1])]
+        strides = [(span, *inner) for span, inner in zip(spans, strides, strict=True)]
+        left, right = (product.count, *left), (product.count, *right)
+    return strided(left, strides[0], torch.int8), strided(right, strides[1], torch.int8)
+
+
+def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def _part_of(product: IntegerProduct) -> IntegerProduct:
+    """Return a product that is small enough to be timed, with the axes of its batch as one."""
+    part = replace(product, rows=min(product.rows, MAX_ROWS))
+    if not part.batch:
+        return part
+    return replace(part, batch=(Batch(min(product.count, MAX_COUNT), 1, 1),))
 
 
 def times_beside(
@@ -120,10 +139,11 @@ def times_beside(
     trial = _TRIAL.replace("HAS_TILES", boolean(product.has_tiles))
     function = times.trial_function("\n".join([*IntegerProductPrinter.texts(), trial]))
     function.argtypes = [ctypes.c_void_p] * 4
-    result = torch.empty(product.rows, product.columns)
+    result = torch.empty(product.count, product.rows, product.columns)
+    between = (left.stride(0), right.stride(0)) if product.batch else (0, 0)
     numbers = (product.rows, product.depth, product.columns, *product.right_strides,
-               torch.get_num_threads())  # fmt: skip
-    sizes = (ctypes.c_long * 6)(*numbers)
+               torch.get_num_threads(), product.count, *between)  # fmt: skip
+    sizes = (ctypes.c_long * len(numbers))(*numbers)
     pointers = [t.data_ptr() for t in (left, right, result)]
 
     def kernel() -> None:
@@ -135,14 +155,16 @@ def times_beside(
 _TRIAL = f"""
 extern "C" void fx_trial(const signed char* a, const signed char* b, float* c, const long* n) {{
   const long rows = n[0], depth = n[1], columns = n[2], term = n[3], step = n[4];
-#pragma omp parallel for num_threads(n[5]) if (n[5] > 1) schedule(static)
-  for (long from = 0; from < columns; from += {COLUMNS}) {{
-    alignas(64) int sums[{MAX_ROWS * COLUMNS}];
-    const long wide = columns - from < {COLUMNS} ? columns - from : {COLUMNS};
-    fx_integer_product<HAS_TILES>(a, depth, b + from * step, term, step, rows, wide, depth,
-                                  fx_zeros{{nullptr, 0, 3}}, sums);
-    for (long r = 0; r < rows; ++r)
-      for (long j = 0; j < wide; ++j) c[r * columns + from + j] = sums[r * {COLUMNS} + j];
-  }}
+#pragma omp parallel for num_threads(n[5]) if (n[5] > 1) schedule(static) collapse(2)
+  for (long i = 0; i < n[6]; ++i)
+    for (long from = 0; from < columns; from += {COLUMNS}) {{
+      alignas(64) int sums[{MAX_ROWS * COLUMNS}];
+      const long wide = columns - from < {COLUMNS} ? columns - from : {COLUMNS};
+      fx_integer_product<HAS_TILES>(a + i * n[7], depth, b + i * n[8] + from * step, term, step,
+                                    rows, wide, depth, fx_zeros{{nullptr, 0, 3}}, sums);
+      float* const to = c + i * rows * columns + from;
+      for (long r = 0; r < rows; ++r)
+        for (long j = 0; j < wide; ++j) to[r * columns + j] = sums[r * {COLUMNS} + j];
+    }}
 }}
 """

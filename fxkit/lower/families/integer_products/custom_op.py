@@ -11,8 +11,12 @@ from torch import Tensor
 
 from fxkit.analysis.type_inference.own_operators import define_operator
 from fxkit.ir.types import TensorType
+from fxkit.lower.loop_ir.index import row_major
 
 NAME = "fxkit.integer_product"
+
+# Axes of two matrices; torch's own product takes no more.
+_MATRICES = 4
 
 _SCHEMA = "integer_product(Tensor left, Tensor right, Tensor? zeros=None, int zero=0) -> Tensor"
 
@@ -24,8 +28,10 @@ def operator() -> Any:
 
 
 def _type(left: TensorType, right: TensorType, zeros: Any = None, zero: Any = 0) -> TensorType:
-    shape = (left.shape[0], right.shape[1])
-    return replace(left, shape=shape, stride=(shape[1], 1), dtype=torch.int32, requires_grad=False)
+    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    shape = (*batch, left.shape[-2], right.shape[-1])
+    strides = tuple(row_major(shape))
+    return replace(left, shape=shape, stride=strides, dtype=torch.int32, requires_grad=False)
 
 
 def integer_product(
@@ -34,13 +40,13 @@ def integer_product(
     """Return `(left - zeros) @ right`, exact in 32 bits.
 
     Args:
-        left: int8[M, K] or uint8[M, K].
-        right: int8[K, N].
-        zeros: int32[M, 1], zero points of the rows, or None.
+        left: int8[..., M, K] or uint8[..., M, K].
+        right: int8[..., K, N]; batches of both are broadcast.
+        zeros: int32[..., M, 1], zero points of the rows, or None.
         zero: The zero point of all rows, where `zeros` is None.
 
     Returns:
-        int32[M, N], row by row.
+        int32[..., M, N], row by row.
     """
     if left.dtype == torch.uint8:
         left = (left.to(torch.int16) - 128).to(torch.int8)
@@ -49,11 +55,11 @@ def integer_product(
     sums = _sums(left, right)
     if zeros is None and zero == 0:
         return sums
-    return sums - (zero if zeros is None else zeros) * right.sum(0, dtype=torch.int32)
+    return sums - (zero if zeros is None else zeros) * right.sum(-2, True, dtype=torch.int32)
 
 
 def _sums(left: Tensor, right: Tensor) -> Tensor:
-    if not _is_torch_exact():
+    if left.dim() + right.dim() > _MATRICES or not _is_torch_exact():
         return (left.double() @ right.double()).to(torch.int32)
     return torch.ops.aten._int_mm(_packed(left), _packed(right))
 

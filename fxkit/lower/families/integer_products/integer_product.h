@@ -162,6 +162,36 @@ static void fx_add_product(const Left* a, long row, const signed char* b, long c
   }
 }
 
+// Writes 16 rows of 16 bytes as columns.
+static inline void fx_turn_bytes(const signed char* from, long step, signed char* to, long apart) {
+  typedef signed char bytes __attribute__((vector_size(16)));
+  bytes x[16], y[16];
+  for (int i = 0; i < 16; ++i) __builtin_memcpy(&x[i], from + i * step, 16);
+#pragma GCC unroll 4
+  for (int round = 0; round < 4; ++round) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      y[2 * i] = __builtin_shufflevector(
+          x[i], x[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      y[2 * i + 1] = __builtin_shufflevector(
+          x[i], x[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    }
+    __builtin_memcpy(x, y, sizeof x);
+  }
+  for (int i = 0; i < 16; ++i) __builtin_memcpy(to + i * apart, &x[i], 16);
+}
+
+// Copies terms of a panel's columns, which lie anywhere, side by side: term n of column c to
+// to[c * apart + n].
+static void fx_gather(const signed char* b, long term, long column, long columns, long terms,
+                      signed char* to, long apart) {
+  const long wide = column == 1 ? columns / 16 * 16 : 0, high = terms / 16 * 16;
+  for (long n = 0; n < high; n += 16)
+    for (long c = 0; c < wide; c += 16) fx_turn_bytes(b + n * term + c, term, to + c * apart + n, apart);
+  for (long n = 0; n < terms; ++n)
+    for (long c = n < high ? wide : 0; c < columns; ++c) to[c * apart + n] = b[n * term + c * column];
+}
+
 // sums[rows][64] = (A - zeros) B for a block of rows and a panel of columns; terms of A lie side by
 // side. HAS_TILES tells that the system lets this process use the processor's tiles.
 template <bool HAS_TILES, class Left>
@@ -175,13 +205,12 @@ static void fx_integer_product(const Left* a, long row, const signed char* b, lo
     fx_add_product<HAS_TILES, false>(a, row, b, column, rows, columns, depth, zeros, true, sums);
     return;
   }
-  const long most = 512;
-  alignas(64) signed char panel[FX_PANEL_COLUMNS * most];
+  const long most = 512, apart = most + 64;
+  alignas(64) signed char panel[FX_PANEL_COLUMNS * apart];
   for (long k = 0; k < depth; k += most) {
     const long some = depth - k < most ? depth - k : most;
-    for (long n = 0; n < some; ++n)
-      for (long c = 0; c < columns; ++c) panel[c * most + n] = b[(k + n) * term + c * column];
+    fx_gather(b + k * term, term, column, columns, some, panel, apart);
     fx_add_product<HAS_TILES, false>(
-        a + k, row, panel, most, rows, columns, some, zeros, k == 0, sums);
+        a + k, row, panel, apart, rows, columns, some, zeros, k == 0, sums);
   }
 }

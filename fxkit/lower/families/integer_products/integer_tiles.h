@@ -61,9 +61,9 @@ static inline void fx_square_in_tiles(const Left* a, long row, const signed char
     step(a + k, row, k);
   }
   if (whole < terms) {
-    alignas(64) Left rest[32 * 64] = {};
+    alignas(64) Left rest[32 * 64];
     for (long r = 0; r < (TWO ? 32 : 16); ++r)
-      __builtin_memcpy(rest + r * 64, a + r * row + whole, terms - whole);
+      *(fx_dots*)(rest + r * 64) = fx_first_bytes(a + r * row + whole, terms - whole);
     step(rest, 64, whole);
   }
   FX_WRITE_TILE(0, sums, width);
@@ -86,7 +86,8 @@ static inline void fx_close_tiles() { asm volatile("tilerelease" : :); }
 template <bool HAS_ROOM, class Left>
 static void fx_rows_in_tiles(const Left* a, long row, long rows, const signed char* panel, long terms,
                              const signed char* ahead, long column, bool are_fresh, int* sums) {
-  const long blocks = (rows + 31) / 32, some = blocks < 4 ? (32 + blocks - 1) / blocks : 8;
+  const long blocks = (rows + 31) / 32;
+  const long some = blocks == 1 ? 32 : blocks == 2 ? 16 : blocks == 3 ? 11 : 8;
   long r = 0;
   for (; r + 32 <= rows; r += 32, ahead += some * column)
     fx_square_in_tiles<true, HAS_ROOM>(a + r * row, row, panel, terms, ahead, column, r < 128 ? some : 0,

@@ -32,7 +32,7 @@ def integer_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     x = checked_operand(left, root, "left", dtypes[0])
     y = checked_operand(right, root, "right", dtypes[1])
     product = geometry(x, y, result, is_transposed=False)
-    if product.batch or product.left_strides[1] != 1:
+    if product.left_strides[1] != 1:
         raise Unfusable("terms of its left operand do not lie side by side")
     parts = {field.name: getattr(product, field.name) for field in fields(Product)}
     parts["has_tiles"] = matrix_unit.multiplies_bytes()
@@ -40,7 +40,7 @@ def integer_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
         detail = IntegerProduct(**parts, zero=given["zero"])
         return ProductNode(node, detail, (left, right), dtypes=tuple(dtypes[:2]))
     each = checked_operand(zeros, root, "third", dtypes[2])
-    if each.shape != (product.rows, 1) or each.stride is None:
+    if product.batch or each.shape != (product.rows, 1) or each.stride is None:
         raise Unfusable("it does not have a zero point for each row")
     detail = IntegerProduct(**parts, zeros=2, zeros_stride=each.stride[0])
     return ProductNode(node, detail, (left, right, zeros), dtypes=tuple(dtypes))

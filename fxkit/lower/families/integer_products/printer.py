@@ -40,8 +40,9 @@ class IntegerProductPrinter(NarrowResultsPrinter):
         if product.zeros is not None:
             step = product.zeros_stride
             zeros = f"{{in{product.zeros} + first * {step}, {step}, 0}}"
-        tiles, left = boolean(product.has_tiles), f"in{product.left} + first * {row}, {row}"
+        left, right = (" + ".join(terms) for terms in self._matrices_of_batch())
         self._add(
-            f"fx_integer_product<{tiles}>({left}, in{product.right} + from * {column}, {term}, "
-            f"{column}, last - first, to - from, {product.depth}, {zeros}, sums);"
+            f"fx_integer_product<{boolean(product.has_tiles)}>({left} + first * {row}, {row}, "
+            f"{right} + from * {column}, {term}, {column}, last - first, to - from, "
+            f"{product.depth}, {zeros}, sums);"
         )

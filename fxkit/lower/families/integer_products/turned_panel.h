@@ -2,11 +2,23 @@
 #if defined(FX_DOTS)
 #define FX_PAIRED(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
 
-// Writes 16 vectors as columns: word i of vector c goes to word c of vector i. Returns the sum of each.
-static inline fx_integers fx_turn_words(const signed char* from, long step, int* to) {
+// The first bytes, of up to 64, that are there; others are 0.
+static inline fx_dots fx_first_bytes(const void* from, long count) {
+  typedef char bytes __attribute__((vector_size(64)));
+  const unsigned long long on = count < 64 ? (1ull << count) - 1 : -1ull;
+  return (fx_dots)__builtin_ia32_loaddquqi512_mask((const char*)from, (bytes){}, on);
+}
+
+// Writes 16 vectors as columns: word i of vector c goes to word c of vector i. Returns the sum of each. Only
+// some columns, of some terms, are there.
+template <bool IS_WHOLE>
+static inline fx_integers fx_turn_words(const signed char* from, long step, long count, long terms, int* to) {
   typedef int words __attribute__((vector_size(64)));
   words x[16], y[16];
-  for (int c = 0; c < 16; ++c) x[c] = *(const fx_dots*)(from + c * step);
+#pragma GCC unroll 16
+  for (int c = 0; c < 16; ++c)
+    x[c] = IS_WHOLE ? *(const fx_dots*)(from + c * step)
+                    : fx_first_bytes(from + c * step, c < count ? terms : 0);
 #pragma GCC unroll 8
   for (int c = 0; c < 16; c += 2) {
     y[c] = FX_PAIRED(x[c], x[c + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
@@ -58,14 +70,10 @@ static void fx_turned(const signed char* b, long column, long columns, long term
       const signed char* from = b + 16 * t * column + k;
       int* const to = (int*)(panel + (k / 64 * 2 + t) * 1024);
       const long some = terms - k;
-      if (count >= 16 && some >= 64) {
-        *total += fx_turn_words(from, column, to);
-      } else {
-        alignas(64) signed char part[16 * 64] = {};
-        for (long c = 0; c < count && c < 16; ++c)
-          __builtin_memcpy(part + c * 64, from + c * column, some < 64 ? some : 64);
-        *total += fx_turn_words(part, 64, to);
-      }
+      if (count >= 16 && some >= 64)
+        *total += fx_turn_words<true>(from, column, 16, 64, to);
+      else
+        *total += fx_turn_words<false>(from, column, count, some, to);
     }
   }
 }

@@ -1,0 +1,142 @@
+"""Attention that is written out over integers: two products, each of which takes rounded floats."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxkit.ir.op import Call, resolve
+from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.compiling.moved_integers import MovedIntegers
+from fxkit.lower.compiling.token_scales import NAMESPACE, is_float32
+
+PRODUCTS = ("aten.mm", "aten.bmm", "aten.matmul")
+"""Products of two activations."""
+
+_BYTES = (torch.int8, torch.uint8)
+
+
+@dataclass(frozen=True)
+class QuantizedAttention:
+    """What a product computes whose left operand is a rounded softmax of another product.
+
+    Attributes:
+        query: The left operand of the first product.
+        key: Its right operand, [..., depth, keys].
+        value: The right operand of the second product.
+        mask: float32, added to the scores; bool, False where a key is hidden; or None.
+        scale: What the first product is multiplied by.
+        rounding: What quantises the weights.
+    """
+
+    query: MovedIntegers
+    key: MovedIntegers
+    value: MovedIntegers
+    mask: fx.Node | None
+    scale: float
+    rounding: Call
+
+
+def attention_at(node: fx.Node) -> QuantizedAttention | None:
+    """Return what a product computes if it is the second one of an attention over integers.
+
+    Nothing else reads what lies between the two products.
+    """
+    call = resolve(node)
+    if call is None or call.name not in PRODUCTS:
+        return None
+    weights, value = operands_of(call)
+    dequantized = _only(weights, f"{NAMESPACE}dequantize_per_tensor")
+    stored = None if dequantized is None else dequantized.arguments["input"]
+    rounding = _only(stored, f"{NAMESPACE}quantize_per_tensor")
+    if rounding is None or not _is_same_rounding(dequantized, rounding):
+        return None
+    softmax = _only(rounding.arguments["input"], "aten.softmax")
+    if softmax is None or not _is_over_keys(softmax):
+        return None
+    found = _scores(softmax.arguments["self"])
+    if found is None:
+        return None
+    first, scale, mask = found
+    query, key, moved = (MovedIntegers.of(one) for one in (*operands_of(first), value))
+    if query is None or key is None or moved is None:
+        return None
+    return QuantizedAttention(query, key, moved, mask, scale, rounding)
+
+
+def operands_of(call: Call) -> tuple[Any, Any]:
+    """Return the operands of a product of two activations."""
+    right = call.arguments.get("mat2")
+    return call.arguments["self"], call.arguments["other"] if right is None else right
+
+
+def _only(value: Any, name: str) -> Call | None:
+    """Return the call of an operator that a node is, where one node reads it."""
+    call = resolve(value) if isinstance(value, fx.Node) and len(value.users) == 1 else None
+    return call if call is not None and call.name == name and _is_known(value) else None
+
+
+def _is_known(node: fx.Node) -> bool:
+    """Tell whether a node is a tensor of sizes that are known."""
+    known = type_of(node)
+    return isinstance(known, TensorType) and not known.is_symbolic
+
+
+def _is_same_rounding(dequantized: Call | None, rounding: Call) -> bool:
+    names = ("scale", "zero_point", "quant_min", "quant_max", "dtype")
+    ours, theirs = (
+        [None if one is None else one.arguments.get(name) for name in names]
+        for one in (dequantized, rounding)
+    )
+    scale, zero, *_, dtype = theirs
+    is_number = isinstance(scale, float) and scale > 0 and math.isfinite(1 / scale)
+    return ours == theirs and is_number and isinstance(zero, int) and dtype in _BYTES
+
+
+def _is_over_keys(softmax: Call) -> bool:
+    scores = softmax.arguments["self"]
+    known = type_of(scores) if isinstance(scores, fx.Node) else None
+    if not isinstance(known, TensorType) or known.dtype != torch.float32:
+        return False
+    dtype = softmax.arguments.get("dtype")
+    last = len(known.shape) - 1
+    return softmax.arguments["dim"] in (-1, last) and dtype in (None, torch.float32)
+
+
+def _scores(value: Any) -> tuple[Call, float, fx.Node | None] | None:
+    """Return the product that scores are made of, its factor, and the mask."""
+    mask: fx.Node | None = None
+    scale = 1.0
+    while True:
+        call = resolve(value) if isinstance(value, fx.Node) and len(value.users) == 1 else None
+        if call is None or not is_float32(value):
+            return None
+        if call.name in PRODUCTS:
+            return call, scale, mask
+        left, right = call.arguments.get("self"), call.arguments.get("other")
+        if call.name == "aten.add" and mask is None and scale == 1.0:
+            if call.arguments.get("alpha", 1) != 1 or not isinstance(right, fx.Node):
+                return None
+            (value, mask) = (left, right) if _is_of_product(left) else (right, left)
+            if not is_float32(mask):
+                return None
+        elif call.name in ("aten.mul", "aten.div") and isinstance(right, (int, float)):
+            if call.arguments.get("rounding_mode") is not None or not right:
+                return None
+            scale, value = scale * (right if call.name == "aten.mul" else 1 / right), left
+        else:
+            return None
+
+
+def _is_of_product(value: Any) -> bool:
+    """Tell whether a node is a product, perhaps times a number."""
+    call = resolve(value) if isinstance(value, fx.Node) else None
+    if call is not None and call.name in ("aten.mul", "aten.div"):
+        if isinstance(call.arguments["other"], fx.Node):
+            return False
+        return _is_of_product(call.arguments["self"])
+    return call is not None and call.name in PRODUCTS

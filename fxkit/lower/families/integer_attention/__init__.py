@@ -1,0 +1,1 @@
+"""Attention whose two products multiply 8-bit integers."""

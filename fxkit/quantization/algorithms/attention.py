@@ -1,0 +1,151 @@
+"""Write attention out as two products with a softmax between, whose operands can be quantised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from fxkit.analysis.tensor_types import infer_type
+from fxkit.ir.op import Call, resolve
+from fxkit.ir.session import EditSession
+from fxkit.ir.types import TensorType, type_of
+from fxkit.passes.base import Pass, PassContext
+from fxkit.quantization.preparation import Program, apply, graph_of
+
+_ATTENTION = "aten.scaled_dot_product_attention"
+
+
+@dataclass(frozen=True)
+class DecomposeAttention(Pass):
+    """Write `scaled_dot_product_attention` out as matmul, softmax and matmul.
+
+    Rewrites:
+        %y = aten.scaled_dot_product_attention(%q, %k, %v, %m)
+        →
+        %t = aten.transpose(%k, -2, -1); %s = aten.matmul(%q, %t); %u = aten.mul(%s, 1 / sqrt(d))
+        %a = aten.add(%u, %m); %p = aten.softmax(%a, -1); %y = aten.matmul(%p, %v)
+    """
+
+    numerics: ClassVar[str] = "close"
+
+    def apply(self, edit: EditSession, context: PassContext) -> None:
+        """Write out each attention without dropout. Cost: linear."""
+        for node in list(edit.graph.nodes):
+            call = resolve(node)
+            if call is None or call.name != _ATTENTION:
+                continue
+            if call.arguments.get("dropout_p"):
+                context.notes.append(f"%{node.name} stays: it draws random numbers")
+            elif not _has_known_heads(call):
+                context.notes.append(f"%{node.name} stays: sizes of its heads are not known")
+            else:
+                with edit.on_behalf_of([node], "decompose_attention"):
+                    edit.replace(node, _Attention(edit, node).written_out(call.arguments))
+
+
+def decompose_attention(
+    model: Any, args: tuple[Any, ...] = (), *, kwargs: Mapping[str, Any] | None = None
+) -> Program:
+    """Return a program that computes what a model does, with attention written out.
+
+    Each `scaled_dot_product_attention` becomes two matrix products with a softmax between. A spec
+    for all then quantises the four operands of the two, and `fxkit.compile` multiplies integers, in
+    one kernel where nothing else reads what lies between. Attention with dropout stays.
+
+    Args:
+        model: A module, function, captured program or `torch.fx.GraphModule`.
+        args: Example inputs to capture with.
+        kwargs: Example keyword inputs.
+
+    Raises:
+        CaptureError: When the model is not one graph.
+    """
+    return apply(graph_of(model, args, kwargs), DecomposeAttention())
+
+
+def _has_known_heads(call: Call) -> bool:
+    """Tell whether the length of a query is a number, and how many share a head, if they do."""
+    names = ("query", "key") if call.arguments.get("enable_gqa") else ("query",)
+    axes = (-1, -3) if call.arguments.get("enable_gqa") else (-1,)
+    types = [type_of(call.arguments[name]) for name in names]
+    return all(
+        isinstance(known, TensorType) and isinstance(known.shape[axis], int)
+        for known in types
+        for axis in axes
+    )
+
+
+class _Attention:
+    """Builds what stands for attention, right before it."""
+
+    def __init__(self, edit: EditSession, node: fx.Node) -> None:
+        self._edit = edit
+        self._node = node
+
+    def written_out(self, given: Mapping[str, Any]) -> fx.Node:
+        """Return the node that computes what attention did."""
+        query, key, value = (given[name] for name in ("query", "key", "value"))
+        known = type_of(query)
+        assert isinstance(known, TensorType)
+        if given.get("enable_gqa"):
+            key, value = (self._shared(one, int(known.shape[-3])) for one in (key, value))
+        scale = given.get("scale")
+        scale = 1 / math.sqrt(int(known.shape[-1])) if scale is None else scale
+        scores = self._call(torch.matmul, query, self._call(torch.transpose, key, -2, -1))
+        scores = self._call(torch.mul, scores, scale)
+        mask = self._mask(given.get("attn_mask"), known.dtype)
+        if given.get("is_causal"):
+            scores = self._call(torch.add, scores, self._hidden(query, key, scores))
+        elif mask is not None:
+            scores = self._call(torch.add, scores, mask)
+        result = self._call(torch.matmul, self._call(torch.softmax, scores, -1), value)
+        if mask is None:
+            return result
+        # A query that may see nothing gives zeros.
+        is_blind = self._call(torch.all, self._call(torch.eq, mask, -torch.inf), -1, keepdim=True)
+        return self._call(torch.masked_fill, result, is_blind, 0.0)
+
+    def _hidden(self, query: fx.Node, key: fx.Node, scores: fx.Node) -> fx.Node:
+        """Return what hides the keys that come after a query, [queries, keys]."""
+        known = type_of(query)
+        assert isinstance(known, TensorType)
+        size = [type_of(one).shape[-2] for one in (query, key)]  # type: ignore[union-attr]
+        if all(isinstance(one, int) for one in size):
+            hidden = torch.full(size, -torch.inf, dtype=known.dtype, device=known.device).triu(1)
+            read = self._edit.add_attribute("hidden_keys", hidden, before=self._node)
+            infer_type(read)
+            return read
+        matrix = scores
+        for _ in known.shape[:-2]:
+            matrix = self._call(torch.select, matrix, 0, 0)
+        return self._call(torch.triu, self._call(torch.full_like, matrix, -torch.inf), 1)
+
+    def _mask(self, mask: fx.Node | None, dtype: torch.dtype) -> fx.Node | None:
+        """Return what is added to scores for a mask."""
+        known = None if mask is None else type_of(mask)
+        if not isinstance(known, TensorType) or known.dtype != torch.bool:
+            return mask
+        added = self._call(torch.where, mask, 0.0, -torch.inf)
+        return added if dtype == torch.float32 else self._call(torch.Tensor.to, added, dtype)
+
+    def _shared(self, value: fx.Node, heads: int) -> fx.Node:
+        """Repeat heads of keys or values, each for several heads of queries."""
+        known = type_of(value)
+        assert isinstance(known, TensorType)
+        count = int(known.shape[-3])
+        if count == heads:
+            return value
+        sizes = [-1] * (len(known.shape) + 1)
+        sizes[-3] = heads // count
+        apart = self._call(torch.unsqueeze, value, -3)
+        return self._call(torch.flatten, self._call(torch.Tensor.expand, apart, sizes), -4, -3)
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        made = self._edit.call(target, *args, before=self._node, **kwargs)
+        infer_type(made)
+        return made

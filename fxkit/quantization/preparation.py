@@ -32,6 +32,7 @@ from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.sharing import origins
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
 from fxkit.quantization.state_values import state_groups, state_values
+from fxkit.quantization.weight_products import CallLinear
 from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.recaptures import capture_error
@@ -39,7 +40,7 @@ from fxkit.tracing.recaptures import capture_error
 Program = Captured | fx.GraphModule
 
 # What lets operators read their weights from the module.
-_SHOW_WEIGHTS = (OpenAttention(), FoldWeights())
+_SHOW_WEIGHTS = (OpenAttention(), CallLinear(), FoldWeights())
 
 
 class ObserverProbe(Probe):

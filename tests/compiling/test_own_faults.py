@@ -20,6 +20,7 @@ from fxkit.compiling import graph_compiler
 from fxkit.errors import PassError
 from fxkit.lower.compiling.convolve_integers import ConvolveIntegers
 from fxkit.lower.compiling.group_scales import SpellOutGroups
+from fxkit.lower.compiling.multiply_activations import MultiplyActivations
 from fxkit.lower.compiling.multiply_integers import MultiplyIntegers
 from fxkit.passes import Pass
 from fxkit.passes.canonicalise import Canonicalise
@@ -176,12 +177,24 @@ def layer() -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU()), torch.randn(8, 64)
 
 
+class Products(nn.Module):
+    """Multiplies two activations."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x.mT, -1) @ x
+
+
+def products() -> tuple[nn.Module, torch.Tensor]:
+    return Products(), torch.randn(8, 64)
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize(
     ("kind", "make", "spec"),
     [
         (MultiplyIntegers, layer, quantization.int8_static()),
         (MultiplyIntegers, layer, quantization.int8_dynamic()),
+        (MultiplyActivations, products, quantization.int8_static()),
         (ConvolveIntegers, convolution, quantization.int8_static()),
         (SpellOutGroups, layer, quantization.int4_weight_only(32)),
     ],

@@ -14,7 +14,7 @@ from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.compiling.quantized_operands import integers_of
-from fxkit.lower.compiling.token_scales import FLOATS, aten
+from fxkit.lower.compiling.token_scales import FLOATS, aten, is_float
 
 # What unsigned bytes are less as signed ones.
 _TO_SIGNED = 128
@@ -62,10 +62,12 @@ class MovedIntegers:
                 assert isinstance(scale, float) and isinstance(zero, int)
                 return cls(value, tuple(moves), source, factor.node, scale, zero)
             call = resolve(source)
-            if call is None or call.name not in _MOVES:
+            if call is None or call.name not in _MOVES or not is_float(source, FLOATS):
                 return None
             moves.append(source)
             (source,) = source.all_input_nodes[:1]
+            if dtype_of(source) != dtype_of(moves[-1]):  # it looks at bits, or rounds
+                return None
         return None
 
     def rows(self, edit: EditSession, before: fx.Node) -> fx.Node:
@@ -98,6 +100,12 @@ class MovedIntegers:
             infer_type(made)
             moved[move] = made
         return moved[self.value]
+
+
+def dtype_of(node: fx.Node) -> torch.dtype | None:
+    """Return the dtype of a tensor, if it is known."""
+    known = type_of(node)
+    return known.dtype if isinstance(known, TensorType) else None
 
 
 def call(edit: EditSession, before: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

@@ -88,7 +88,8 @@ class MultiplyActivations(Pass):
     def _attend(self, edit: EditSession, node: fx.Node) -> bool:
         """Replace a product that ends attention, and return whether it was."""
         found = attention_at(node)
-        if found is None:
+        known = None if found is None else type_of(found.query.integers)
+        if found is None or not _is_known(known) or known.device.type != "cpu":
             return False
         with edit.on_behalf_of([node], "multiply_activations"):
             made = _attended(edit, node, found)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from fxkit.errors import UnsupportedError
 from fxkit.ir.attributes import find_attribute
@@ -23,7 +23,7 @@ from fxkit.quantization.affine import QuantizationParameters, parameters_of
 from fxkit.quantization.biases import correct_bias
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.observed_places import ObservedPlaces
-from fxkit.quantization.operands import take_instead
+from fxkit.quantization.operands import drop_unread, take_instead
 from fxkit.quantization.placement import QuantizedOperand, placements
 from fxkit.quantization.preparation import PreparedProgram, Program, apply, as_prepared
 from fxkit.quantization.qat.qat_program import QatProgram
@@ -128,7 +128,7 @@ class _Converter:
         for read in reads:
             if not read.users:
                 self.edit.erase(read)
-                self._drop(str(read.target))
+                drop_unread(self.edit, str(read.target))
 
     def _state(self, state: StateValues, spec: TensorSpec) -> None:
         """Round a state where it comes in, and the new values where they enter it."""
@@ -142,14 +142,6 @@ class _Converter:
             for user in list(node.users):
                 if state.is_rounded_for(user, node):
                     take_instead(self.edit, user, {node: rounded})
-
-    def _drop(self, path: str) -> None:
-        """Take a float weight that nothing reads any more off the graph's own modules."""
-        owner = self.edit.gm.get_submodule(path.rpartition(".")[0])
-        is_own = owner is self.edit.gm or type(owner) is nn.Module
-        reads = self.edit.graph.find_nodes(op="get_attr")
-        if is_own and all(str(other.target) != path for other in reads):
-            self.edit.unregister(path)
 
     def _correct(self, layer: fx.Node, path: str | None) -> None:
         """Add what was chosen to the bias of a layer, or to its result where it takes no bias."""

@@ -12,6 +12,7 @@ from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.constant_folding import ConstantFolding
 from fxkit.quantization.operand_table import OPERATORS
+from fxkit.quantization.operands import drop_unread
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,18 @@ class FoldWeights(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Visit the nodes in order. Cost: linear in the edges, and that of computing weights."""
-        if any(map(_is_computed_weight, edit.graph.nodes)):
-            ConstantFolding(
-                max_bytes=sys.maxsize, fold_parameters=True, where=_is_computed_weight
-            ).apply(edit, context)
+        if not any(map(_is_computed_weight, edit.graph.nodes)):
+            return
+        read = _reads(edit)
+        ConstantFolding(
+            max_bytes=sys.maxsize, fold_parameters=True, where=_is_computed_weight
+        ).apply(edit, context)
+        for path in read.keys() - _reads(edit).keys():
+            drop_unread(edit, path)
+
+
+def _reads(edit: EditSession) -> dict[str, fx.Node]:
+    return {str(node.target): node for node in edit.graph.find_nodes(op="get_attr")}
 
 
 def _is_computed_weight(node: fx.Node) -> bool:

@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from torch import fx
 
 from fxkit.analysis.tensor_types import infer_type
+from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import Call, resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.passes.base import Pass, PassContext
+from fxkit.quantization.rotations import is_rotation
 
 # Product → its left operand, its right operand, and what is added.
 _OPERANDS = {
@@ -48,7 +50,7 @@ class CallLinear(Pass):
             if call is None or call.name not in _OPERANDS or stored[node]:
                 continue
             left, right, added = (call.arguments.get(name) for name in _OPERANDS[call.name])
-            if not isinstance(right, fx.Node) or not stored.get(right):
+            if not isinstance(right, fx.Node) or not stored.get(right) or _is_rotation(right):
                 continue
             if _is_layer(call, left, right, added):
                 with edit.on_behalf_of([node], "call_linear"):
@@ -68,6 +70,13 @@ def _is_layer(call: Call, left: Any, right: Any, added: Any) -> bool:
         return False
     bias = None if added is None else type_of(added)
     return added is None or (isinstance(bias, TensorType) and bias.shape == weight.shape[1:])
+
+
+def _is_rotation(node: fx.Node) -> bool:
+    if node.op != "get_attr":
+        return False
+    found = find_attribute(node.graph.owning_module, str(node.target))
+    return isinstance(found, torch.Tensor) and is_rotation(found)
 
 
 def _has_no_factors(arguments: Mapping[str, Any]) -> bool:

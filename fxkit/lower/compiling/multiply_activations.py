@@ -62,11 +62,9 @@ class MultiplyActivations(Pass):
 
     def apply(self, edit: EditSession, context: PassContext) -> None:
         """Rewrite each product that gains. Cost: linear, and trials of sizes not met before."""
-        nodes = list(edit.graph.nodes)
-        attended = {node for node in nodes if self._attend(edit, node)}
-        for node in nodes:
-            if node in attended or not node.users:
-                continue
+        for node in list(edit.graph.nodes):
+            self._attend(edit, node)
+        for node in list(edit.graph.nodes):
             found = resolve(node)
             if found is None or found.name not in (*PRODUCTS, *_OTHER_PRODUCTS):
                 continue
@@ -85,22 +83,22 @@ class MultiplyActivations(Pass):
             with edit.on_behalf_of([node], "multiply_activations"):
                 edit.replace(node, _multiplied(edit, node, left, right))
 
-    def _attend(self, edit: EditSession, node: fx.Node) -> bool:
-        """Replace a product that ends attention, and return whether it was."""
+    def _attend(self, edit: EditSession, node: fx.Node) -> None:
+        """Replace a product that ends attention, and what is between it and the first one."""
         found = attention_at(node)
         known = None if found is None else type_of(found.query.integers)
         if found is None or not _is_known(known) or known.device.type != "cpu":
-            return False
+            return
         with edit.on_behalf_of([node], "multiply_activations"):
             made = _attended(edit, node, found)
             try:
                 kernel = emit_integer_attention(made, edit.gm).kernel
             except Unfusable:
-                return False
-            if attentions.reason_to_stay_float(kernel) is not None:
-                return False
-            edit.replace(node, made)
-        return True
+                return
+            if attentions.reason_to_stay_float(kernel) is None:
+                edit.replace(node, made)
+                for dead in found.between:
+                    edit.erase(dead)
 
 
 def _reason_to_stay(

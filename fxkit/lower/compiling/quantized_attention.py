@@ -31,6 +31,7 @@ class QuantizedAttention:
         mask: float32, added to the scores; bool, False where a key is hidden; or None.
         scale: What the first product is multiplied by.
         rounding: What quantises the weights.
+        between: The nodes from what dequantises the weights up to the first product.
     """
 
     query: MovedIntegers
@@ -39,6 +40,7 @@ class QuantizedAttention:
     mask: fx.Node | None
     scale: float
     rounding: Call
+    between: tuple[fx.Node, ...]
 
 
 def attention_at(node: fx.Node) -> QuantizedAttention | None:
@@ -53,7 +55,7 @@ def attention_at(node: fx.Node) -> QuantizedAttention | None:
     dequantized = _only(weights, f"{NAMESPACE}dequantize_per_tensor")
     stored = None if dequantized is None else dequantized.arguments["input"]
     rounding = _only(stored, f"{NAMESPACE}quantize_per_tensor")
-    if rounding is None or not _is_same_rounding(dequantized, rounding):
+    if rounding is None or stored is None or not _is_same_rounding(dequantized, rounding):
         return None
     softmax = _only(rounding.arguments["input"], "aten.softmax")
     if softmax is None or not _is_over_keys(softmax):
@@ -61,11 +63,12 @@ def attention_at(node: fx.Node) -> QuantizedAttention | None:
     found = _scores(softmax.arguments["self"])
     if found is None:
         return None
-    first, scale, mask = found
-    query, key, moved = (MovedIntegers.of(one) for one in (*operands_of(first), value))
+    product, scale, mask, between = found
+    query, key, moved = (MovedIntegers.of(one) for one in (*operands_of(product), value))
     if query is None or key is None or moved is None:
         return None
-    return QuantizedAttention(query, key, moved, mask, scale, rounding)
+    between = (weights, stored, rounding.arguments["input"], *between)
+    return QuantizedAttention(query, key, moved, mask, scale, rounding, between)
 
 
 def operands_of(call: Call) -> tuple[Any, Any]:
@@ -107,16 +110,18 @@ def _is_over_keys(softmax: Call) -> bool:
     return softmax.arguments["dim"] in (-1, last) and dtype in (None, torch.float32)
 
 
-def _scores(value: Any) -> tuple[Call, float, fx.Node | None] | None:
-    """Return the product that scores are made of, its factor, and the mask."""
+def _scores(value: Any) -> tuple[Call, float, fx.Node | None, list[fx.Node]] | None:
+    """Return the product that scores are made of, its factor, the mask, and what is between."""
     mask: fx.Node | None = None
     scale = 1.0
-    while True:
-        call = resolve(value) if isinstance(value, fx.Node) and len(value.users) == 1 else None
-        if call is None or not is_float32(value):
+    between: list[fx.Node] = []
+    while isinstance(value, fx.Node) and len(value.users) == 1 and is_float32(value):
+        call = resolve(value)
+        between.append(value)
+        if call is None:
             return None
         if call.name in PRODUCTS:
-            return call, scale, mask
+            return call, scale, mask, between
         left, right = call.arguments.get("self"), call.arguments.get("other")
         if call.name == "aten.add" and mask is None and scale == 1.0:
             if call.arguments.get("alpha", 1) != 1 or not isinstance(right, fx.Node):
@@ -130,6 +135,7 @@ def _scores(value: Any) -> tuple[Call, float, fx.Node | None] | None:
             scale, value = scale * (right if call.name == "aten.mul" else 1 / right), left
         else:
             return None
+    return None
 
 
 def _is_of_product(value: Any) -> bool:

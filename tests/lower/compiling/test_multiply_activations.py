@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fxkit
 from fxkit import quantization as q
-from fxkit.lower.compiling import multiply_activations
+from fxkit.lower.compiling import multiply_activations, multiply_integers
 from fxkit.lower.families.integer_attention import autotune as attentions
 from fxkit.lower.families.integer_attention.custom_op import integer_attention, operator
 from fxkit.torch_adapters.quantized_operators import quantized_operators
@@ -25,7 +25,8 @@ SPECS = {
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Multiply integers also where floats are as fast."""
-    monkeypatch.setattr(multiply_activations, "reason_to_stay_float", lambda *_, **__: None)
+    for module in (multiply_activations, multiply_integers):
+        monkeypatch.setattr(module, "reason_to_stay_float", lambda *_, **__: None)
     monkeypatch.setattr(attentions, "reason_to_stay_float", lambda *_: None)
 
 

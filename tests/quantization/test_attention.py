@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 import fxkit
 from fxkit import quantization as q
-from fxkit.ir.op import resolve
 from fxkit.quantization.affine import signal_to_noise
 
 STATIC = q.int8_static()
@@ -96,8 +95,7 @@ def attended(model_args: dict[str, object], *sizes: tuple[int, ...]) -> tuple[Te
         return F.scaled_dot_product_attention(*args, **model_args)  # type: ignore[arg-type]
 
     written = q.decompose_attention(program, tuple(operands))
-    calls = [resolve(node) for node in written.graph_module.graph.nodes]
-    names = [call.name for call in calls if call is not None]
+    names = [node.operator for node in fxkit.graph(written.graph_module)]
     assert "aten.scaled_dot_product_attention" not in names and names.count("aten.matmul") == 2
     return program(*operands), written(*operands)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_runtime
@@ -20,9 +21,8 @@ from fxkit.lower.families.products.printer import (
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.scheduling.row_sweeps import RowSweep
 
-# Queries that share what is brought into the cache, and the bytes that their scores may take.
+# Queries that share what is brought into the cache.
 QUERIES = 64
-SCORE_BYTES = 128 * 1024
 
 # At most so many keys, of at most so many numbers, are attended to without what long ones need:
 # FX_FEW_KEYS and FX_DEPTH in the text.
@@ -33,7 +33,15 @@ FEW_KEYS_IN_SHORT_VECTORS = 32
 
 
 class AttentionPrinter(WholePrinter):
-    """Writes a kernel that computes attention."""
+    """Writes a kernel that computes attention.
+
+    Attributes:
+        score_bytes: The bytes that scores of a block may take.
+        rows_at_once: Blocks of more queries have a multiple of so many.
+    """
+
+    score_bytes: ClassVar[int] = 128 * 1024
+    rows_at_once: ClassVar[int] = 1
 
     @classmethod
     @functools.cache
@@ -48,13 +56,15 @@ class AttentionPrinter(WholePrinter):
         detail: Attention = kernel.body[0].detail
         self._detail = detail
         self._stride = ceil_div(detail.keys, COLUMNS) * COLUMNS
-        fitting = max(1, SCORE_BYTES // (4 * int(self._stride)))
+        fitting = max(1, self.score_bytes // (4 * int(self._stride)))
+        if fitting > self.rows_at_once:
+            fitting -= fitting % self.rows_at_once
         self._rows = min(QUERIES, fitting, detail.queries)
         self._room = self._rows * self._stride
         self._is_open = is_runtime(detail.keys + detail.queries)
         if self._is_open:
             self._rows = RuntimeInt(self._rows, "height")
-            self._room = max(SCORE_BYTES // 4, int(self._stride))
+            self._room = max(self.score_bytes // 4, int(self._stride))
 
     def text(self) -> str:
         """Return the function's text."""
@@ -139,7 +149,9 @@ class AttentionPrinter(WholePrinter):
     def _choose_height(self) -> None:
         """Choose the queries of a block at run time."""
         queries = self._detail.queries
-        self._add(f"const long fitting = {SCORE_BYTES // 4} / {self._stride};")
+        several = self.rows_at_once
+        self._add(f"const long room = {self.score_bytes // 4} / {self._stride};")
+        self._add(f"const long fitting = room > {several} ? room / {several} * {several} : room;")
         self._add(f"const long most = fitting < {QUERIES} ? fitting : {QUERIES};")
         self._add(f"const long fewest = {queries} < most ? {queries} : most;")
         self._add("const long height = fewest < 1 ? 1 : fewest;")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import ClassVar
 
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.families.attention.printer import AttentionPrinter
@@ -13,7 +14,14 @@ from fxkit.lower.families.products.printer import boolean
 
 
 class IntegerAttentionPrinter(AttentionPrinter):
-    """Writes a kernel that attends with integers."""
+    """Writes a kernel that attends with integers.
+
+    A block brings keys and values into the order of the processor's instructions, and tiles take 16
+    queries: so it has more of them than one of floats.
+    """
+
+    score_bytes: ClassVar[int] = 256 * 1024
+    rows_at_once: ClassVar[int] = 16
 
     @classmethod
     @functools.cache

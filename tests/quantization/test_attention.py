@@ -143,6 +143,23 @@ def test_a_spec_for_all_quantises_attention_that_is_written_out(is_dynamic: bool
             assert signal_to_noise(model(x), fast(x)) > 20
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("shape", [(20, 16), (2, 3, 20, 16)])
+def test_sizes_that_no_parameter_tells_may_vary(shape: tuple[int, ...], is_causal: bool) -> None:
+    torch.manual_seed(0)
+
+    def program(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, is_causal=is_causal)
+
+    x = torch.randn(shape)
+    quantized = fxkit.quantize(q.decompose_attention(program, (x,)), STATIC, [(x,)])
+    compiled = fxkit.compile(quantized, dynamic=True)
+    for tokens in (20, 20, 7, 33, 33):
+        x = torch.randn(*shape[:-2], tokens, 16)
+        assert not torch.equal(compiled(x), program(x))
+        assert signal_to_noise(quantized(x), compiled(x)) > 60
+
+
 def test_attention_that_drops_out_stays() -> None:
     def program(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=0.5)

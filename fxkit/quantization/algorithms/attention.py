@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -41,6 +42,8 @@ class DecomposeAttention(Pass):
                 continue
             if call.arguments.get("dropout_p"):
                 context.notes.append(f"%{node.name} stays: it draws random numbers")
+            elif not isinstance(type_of(call.arguments["query"]), TensorType):
+                context.notes.append(f"%{node.name} stays: its types are not known")
             elif not _has_known_heads(call):
                 context.notes.append(f"%{node.name} stays: sizes of its heads are not known")
             else:
@@ -69,14 +72,12 @@ def decompose_attention(
 
 
 def _has_known_heads(call: Call) -> bool:
-    """Tell whether the length of a query is a number, and how many share a head, if they do."""
-    names = ("query", "key") if call.arguments.get("enable_gqa") else ("query",)
-    axes = (-1, -3) if call.arguments.get("enable_gqa") else (-1,)
-    types = [type_of(call.arguments[name]) for name in names]
+    """Tell whether it is known how many heads of queries share one of keys, if they do."""
+    if not call.arguments.get("enable_gqa"):
+        return True
+    types = [type_of(call.arguments[name]) for name in ("query", "key")]
     return all(
-        isinstance(known, TensorType) and isinstance(known.shape[axis], int)
-        for known in types
-        for axis in axes
+        isinstance(known, TensorType) and isinstance(known.shape[-3], int) for known in types
     )
 
 
@@ -94,8 +95,9 @@ class _Attention:
         assert isinstance(known, TensorType)
         if given.get("enable_gqa"):
             key, value = (self._shared(one, int(known.shape[-3])) for one in (key, value))
-        scale = given.get("scale")
-        scale = 1 / math.sqrt(int(known.shape[-1])) if scale is None else scale
+        scale = (
+            self._scale(query, known.shape[-1]) if given.get("scale") is None else given["scale"]
+        )
         scores = self._call(torch.matmul, query, self._call(torch.transpose, key, -2, -1))
         scores = self._call(torch.mul, scores, scale)
         mask = self._mask(given.get("attn_mask"), known.dtype)
@@ -109,6 +111,13 @@ class _Attention:
         # A query that may see nothing gives zeros.
         is_blind = self._call(torch.all, self._call(torch.eq, mask, -torch.inf), -1, keepdim=True)
         return self._call(torch.masked_fill, result, is_blind, 0.0)
+
+    def _scale(self, query: fx.Node, depth: Any) -> fx.Node | float:
+        """Return one over the root of the length of a query."""
+        if isinstance(depth, int):
+            return 1 / math.sqrt(depth)
+        size = self._call(".size", query, -1)
+        return self._call(operator.truediv, 1.0, self._call(math.sqrt, size))
 
     def _hidden(self, query: fx.Node, key: fx.Node, scores: fx.Node) -> fx.Node:
         """Return what hides the keys that come after a query, [queries, keys]."""

@@ -54,6 +54,7 @@ def checked(
     return operators(compiled)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(
     ("left", "right"),
@@ -193,6 +194,7 @@ def attended(dtype: torch.dtype, signed: bool, *sizes: int, mask: Tensor | None 
     return query, key, value, mask, *numbers
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize(
@@ -214,6 +216,7 @@ def test_attention_of_any_sizes(sizes, signed, dtype) -> None:
     assert steps.max() <= 2 and steps.mean() < 0.01  # weights between two integers go to either
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool], ids=str)
 @pytest.mark.parametrize(
     "shape", [(2, 3, 20, 70), (1, 1, 20, 70), (1, 1, 1, 70), (2, 1, 20, 1), (20, 70), (70,)]

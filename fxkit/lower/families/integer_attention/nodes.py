@@ -11,6 +11,7 @@ from torch import fx
 
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.families.attention.attention import (
+    MAX_KEYS,
     Attention,
     attention_kernel,
     attention_of,
@@ -80,6 +81,8 @@ def emit_integer_attention(node: fx.Node, root: torch.nn.Module) -> Emitted:
     if dtypes[0] not in (torch.int8, torch.uint8) or set(dtypes[1:]) != {torch.int8}:
         raise Unfusable("its operands are no bytes")
     plain = attention_of(types, is_causal=False, scale=given["scale"])
+    if plain.depth > MAX_KEYS:
+        raise Unfusable(f"sums of {plain.depth} products may need more than 32 bits")
     if plain.shared != 1 or plain.query[3] != 1:
         raise Unfusable("it shares heads, or its queries lie apart")
     parts = {field.name: getattr(plain, field.name) for field in fields(Attention)}

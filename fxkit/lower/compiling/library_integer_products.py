@@ -12,6 +12,7 @@ from fxkit.analysis.tensor_types import infer_type
 from fxkit.ir.op import resolve
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
+from fxkit.lower.compiling.moved_integers import TO_SIGNED, add_call, signed_bytes
 from fxkit.lower.compiling.quantized_operands import MOST_TERMS
 from fxkit.lower.compiling.stored_nibbles import GroupedWeight
 from fxkit.lower.compiling.token_scales import Factor, aten
@@ -21,9 +22,6 @@ from fxkit.passes.base import Pass, PassContext
 # On a GPU, `torch._int_mm` takes more rows than 16, and other sizes that are multiples of 8.
 FEWEST_ROWS = 17
 _SIZE_STEP = 8
-
-# What unsigned bytes are less as signed ones.
-_TO_SIGNED = 128
 
 
 def reason_to_stay_float(layer: fx.Node, left: Factor, right: Factor | GroupedWeight) -> str | None:
@@ -91,10 +89,7 @@ class _Product:
         rows = int(known.shape[0])
         point: fx.Node | int = zero if zeros is None else zeros
         if known.dtype == torch.uint8:
-            wide = self._call(
-                aten.sub.Tensor, self._call(aten.to.dtype, left, torch.int16), _TO_SIGNED
-            )
-            left = self._call(aten.to.dtype, wide, torch.int8)
+            left = signed_bytes(self._edit, self._node, left)
             point = self._moved(point)
         if rows < FEWEST_ROWS:
             left = self._call(aten.constant_pad_nd.default, left, [0, 0, 0, FEWEST_ROWS - rows])
@@ -110,10 +105,8 @@ class _Product:
     def _moved(self, point: fx.Node | int) -> fx.Node | int:
         """Return the zero point of signed bytes."""
         if isinstance(point, int):
-            return point - _TO_SIGNED
-        return self._call(aten.sub.Tensor, point, _TO_SIGNED)
+            return point - TO_SIGNED
+        return self._call(aten.sub.Tensor, point, TO_SIGNED)
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        made = self._edit.call(target, *args, before=self._node, **kwargs)
-        infer_type(made)
-        return made
+        return add_call(self._edit, self._node, target, *args, **kwargs)

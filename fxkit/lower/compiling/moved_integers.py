@@ -17,7 +17,7 @@ from fxkit.lower.compiling.quantized_operands import integers_of
 from fxkit.lower.compiling.token_scales import FLOATS, aten, is_float
 
 # What unsigned bytes are less as signed ones.
-_TO_SIGNED = 128
+TO_SIGNED = 128
 
 _MOVES = frozenset(
     f"aten.{name}"
@@ -76,17 +76,15 @@ class MovedIntegers:
         known = type_of(rows)
         if isinstance(known, TensorType) and known.stride is not None and known.stride[-1] == 1:
             return rows
-        return call(edit, before, aten.contiguous.default, rows)
+        return add_call(edit, before, aten.contiguous.default, rows)
 
     def signed(self, edit: EditSession, before: fx.Node) -> tuple[fx.Node, int]:
         """Return the integers as signed bytes, moved, and their zero point."""
         known = type_of(self.integers)
         if isinstance(known, TensorType) and known.dtype != torch.uint8:
             return self._moved(edit, before, self.integers), self.zero
-        wide = call(edit, before, aten.to.dtype, self.integers, torch.int16)
-        wide = call(edit, before, aten.sub.Tensor, wide, _TO_SIGNED)
-        bytes_ = call(edit, before, aten.to.dtype, wide, torch.int8)
-        return self._moved(edit, before, bytes_), self.zero - _TO_SIGNED
+        integers = signed_bytes(edit, before, self.integers)
+        return self._moved(edit, before, integers), self.zero - TO_SIGNED
 
     def _moved(self, edit: EditSession, before: fx.Node, integers: fx.Node) -> fx.Node:
         moved = {self.source: integers}
@@ -108,7 +106,14 @@ def dtype_of(node: fx.Node) -> torch.dtype | None:
     return known.dtype if isinstance(known, TensorType) else None
 
 
-def call(edit: EditSession, before: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+def signed_bytes(edit: EditSession, before: fx.Node, integers: fx.Node) -> fx.Node:
+    """Return unsigned bytes, each less `TO_SIGNED`, as signed ones."""
+    wide = add_call(edit, before, aten.to.dtype, integers, torch.int16)
+    wide = add_call(edit, before, aten.sub.Tensor, wide, TO_SIGNED)
+    return add_call(edit, before, aten.to.dtype, wide, torch.int8)
+
+
+def add_call(edit: EditSession, before: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """Insert a call right before a node, and find its type."""
     made = edit.call(target, *args, before=before, **kwargs)
     infer_type(made)

@@ -14,7 +14,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.codegen.cpp import matrix_unit
 from fxkit.lower.compiling.float_reasons import takes_dequantized
 from fxkit.lower.compiling.lower_report import STAYS
-from fxkit.lower.compiling.moved_integers import MovedIntegers, call
+from fxkit.lower.compiling.moved_integers import MovedIntegers, add_call
 from fxkit.lower.compiling.quantized_attention import (
     PRODUCTS,
     QuantizedAttention,
@@ -140,7 +140,7 @@ def _multiplied(
     """Return the node that computes what a product did."""
 
     def add(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return call(edit, node, target, *args, **kwargs)
+        return add_call(edit, node, target, *args, **kwargs)
 
     rows = left.rows(edit, node)
     columns, zero = right.signed(edit, node)
@@ -160,10 +160,10 @@ def _attended(edit: EditSession, node: fx.Node, found: QuantizedAttention) -> fx
     """Return the node that computes what attention did."""
     query = found.query.rows(edit, node)
     key, key_zero = found.key.signed(edit, node)
-    key = call(edit, node, aten.transpose.int, key, -2, -1)
+    key = add_call(edit, node, aten.transpose.int, key, -2, -1)
     value, value_zero = found.value.signed(edit, node)
     given = found.rounding.arguments
-    return call(
+    return add_call(
         edit, node, integer_attention(), query, key, value, found.mask,
         found.query.scale * found.key.scale * found.scale,
         [found.query.zero, key_zero, given["zero_point"], value_zero],

@@ -160,6 +160,29 @@ def test_sizes_that_no_parameter_tells_may_vary(shape: tuple[int, ...], is_causa
         assert signal_to_noise(quantized(x), compiled(x)) > 60
 
 
+def test_rows_of_many_keys_keep_their_accuracy() -> None:
+    """Weights of late rows of causal attention are small beside that of the first row, 1."""
+    torch.manual_seed(0)
+    args = torch.randn(1, 1, 1000, 16), torch.randn(1, 1, 1000, 16), torch.randn(1, 1, 1000, 16)
+
+    def program(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    expected = program(*args)
+    quantized = fxkit.quantize(q.decompose_attention(program, args), STATIC, [args])
+    for found in (quantized(*args), fxkit.compile(quantized)(*args)):
+        assert signal_to_noise(expected, found) > 34
+        assert signal_to_noise(expected[:, :, -100:], found[:, :, -100:]) > 32
+
+
+def test_a_softmax_before_a_product_is_written_out_too() -> None:
+    model, x = Attention(is_fused=False).eval(), torch.randn(2, 10, 32)
+    written = q.decompose_attention(model, (x,))
+    names = [node.operator for node in fxkit.graph(written.graph_module)]
+    assert "aten.softmax" not in names and "aten.exp" in names
+    torch.testing.assert_close(written(x), model(x))
+
+
 def test_attention_that_drops_out_stays() -> None:
     def program(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=0.5)

@@ -45,7 +45,8 @@ class MultiplyActivations(Pass):
 
     Each has one scale and one zero point; views may lie between, which then move the integers.
     Sums are exact in 32 bits. Two products with a softmax between, whose result is rounded, are
-    attention: one kernel. What floats compute as fast stays as it is.
+    attention: one kernel; so are those with exp(scores - greatest) between, where the second one is
+    divided by its sum. What floats compute as fast stays as it is.
 
     Rewrites:
         %x = quantized_decomposed.dequantize_per_tensor(%q, 0.1, 3, -128, 127, torch.int8)
@@ -84,7 +85,7 @@ class MultiplyActivations(Pass):
                 edit.replace(node, _multiplied(edit, node, left, right))
 
     def _attend(self, edit: EditSession, node: fx.Node) -> None:
-        """Replace a product that ends attention, and what is between it and the first one."""
+        """Replace a node that ends attention, and what is between it and the first product."""
         found = attention_at(node)
         known = None if found is None else type_of(found.query.integers)
         if found is None or not _is_known(known) or known.device.type != "cpu":
@@ -168,5 +169,5 @@ def _attended(edit: EditSession, node: fx.Node, found: QuantizedAttention) -> fx
         found.query.scale * found.key.scale * found.scale,
         [found.query.zero, key_zero, given["zero_point"], value_zero],
         given["scale"], [given["quant_min"], given["quant_max"]], given["dtype"],
-        found.value.scale,
+        found.value.scale, found.divides_last,
     )  # fmt: skip

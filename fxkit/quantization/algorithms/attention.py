@@ -1,4 +1,9 @@
-"""Write attention out as two products with a softmax between, whose operands can be quantised."""
+"""Write attention out as two products with a softmax between, whose operands can be quantised.
+
+Weights are divided by their sum behind the second product. So the greatest weight of each row is 1
+where it is quantised, however many keys there are, as in "SageAttention: Accurate 8-Bit Attention
+for Plug-and-Play Inference Acceleration" (Zhang et al., 2024).
+"""
 
 from __future__ import annotations
 
@@ -20,16 +25,21 @@ from fxkit.quantization.preparation import Program, apply, graph_of
 
 _ATTENTION = "aten.scaled_dot_product_attention"
 
+# Product → its right operand.
+_PRODUCTS = {"aten.mm": "mat2", "aten.bmm": "mat2", "aten.matmul": "other"}
+
 
 @dataclass(frozen=True)
 class DecomposeAttention(Pass):
-    """Write `scaled_dot_product_attention` out as matmul, softmax and matmul.
+    """Write `scaled_dot_product_attention` out, and a softmax before a product.
 
     Rewrites:
         %y = aten.scaled_dot_product_attention(%q, %k, %v, %m)
         →
         %t = aten.transpose(%k, -2, -1); %s = aten.matmul(%q, %t); %u = aten.mul(%s, 1 / sqrt(d))
-        %a = aten.add(%u, %m); %p = aten.softmax(%a, -1); %y = aten.matmul(%p, %v)
+        %a = aten.add(%u, %m); %g = aten.amax(%a, -1, True); %l = aten.sub(%a, %g)
+        %e = aten.exp(%l); %n = aten.sum(%e, -1, True)
+        %p = aten.matmul(%e, %v); %y = aten.div(%p, %n)
     """
 
     numerics: ClassVar[str] = "close"
@@ -38,6 +48,8 @@ class DecomposeAttention(Pass):
         """Write out each attention without dropout. Cost: linear."""
         for node in list(edit.graph.nodes):
             call = resolve(node)
+            if call is not None and call.name in _PRODUCTS:
+                self._divide_last(edit, node, call)
             if call is None or call.name != _ATTENTION:
                 continue
             if call.arguments.get("dropout_p"):
@@ -50,15 +62,34 @@ class DecomposeAttention(Pass):
                 with edit.on_behalf_of([node], "decompose_attention"):
                     edit.replace(node, _Attention(edit, node).written_out(call.arguments))
 
+    def _divide_last(self, edit: EditSession, node: fx.Node, call: Call) -> None:
+        """Divide a product by the sums of its left operand, where a softmax divided that."""
+        weights, value = call.arguments["self"], call.arguments[_PRODUCTS[call.name]]
+        softmax = resolve(weights) if isinstance(weights, fx.Node) else None
+        if softmax is None or softmax.name != "aten.softmax" or len(weights.users) != 1:
+            return
+        scores = softmax.arguments["self"]
+        known, before = type_of(weights), type_of(scores)
+        if not isinstance(known, TensorType) or not isinstance(before, TensorType):
+            return
+        last = len(known.shape) - 1
+        if last < 1 or softmax.arguments["dim"] not in (-1, last) or before.dtype != known.dtype:
+            return
+        with edit.on_behalf_of([node, weights], "decompose_attention"):
+            edit.replace(node, _Attention(edit, node).weighted(scores, value))
+            edit.erase(weights)
+
 
 def decompose_attention(
     model: Any, args: tuple[Any, ...] = (), *, kwargs: Mapping[str, Any] | None = None
 ) -> Program:
     """Return a program that computes what a model does, with attention written out.
 
-    Each `scaled_dot_product_attention` becomes two matrix products with a softmax between. A spec
-    for all then quantises the four operands of the two, and `fxkit.compile` multiplies integers, in
-    one kernel where nothing else reads what lies between. Attention with dropout stays.
+    Each `scaled_dot_product_attention` becomes two matrix products: of queries and keys, and of
+    exp(score - greatest score) and values, which is divided by the sums of its weights. So does a
+    product whose left operand is a softmax that nothing else reads. A spec for all then quantises
+    the four operands, and `fxkit.compile` multiplies integers, in one kernel where nothing else
+    reads what lies between. Attention with dropout stays.
 
     Args:
         model: A module, function, captured program or `torch.fx.GraphModule`.
@@ -105,12 +136,19 @@ class _Attention:
             scores = self._call(torch.add, scores, self._hidden(query, key, scores))
         elif mask is not None:
             scores = self._call(torch.add, scores, mask)
-        result = self._call(torch.matmul, self._call(torch.softmax, scores, -1), value)
+        result = self.weighted(scores, value)
         if mask is None:
             return result
         # A query that may see nothing gives zeros.
         is_blind = self._call(torch.all, self._call(torch.eq, mask, -torch.inf), -1, keepdim=True)
         return self._call(torch.masked_fill, result, is_blind, 0.0)
+
+    def weighted(self, scores: fx.Node, value: fx.Node) -> fx.Node:
+        """Return the mean of values, each weighted by its score."""
+        greatest = self._call(torch.amax, scores, -1, keepdim=True)
+        weights = self._call(torch.exp, self._call(torch.sub, scores, greatest))
+        total = self._call(torch.sum, weights, -1, keepdim=True)
+        return self._call(torch.div, self._call(torch.matmul, weights, value), total)
 
     def _scale(self, query: fx.Node, depth: Any) -> fx.Node | float:
         """Return one over the root of the length of a query."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -132,11 +133,13 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize(("spec", "scores"), one_in(2, SPECS, SCORES))
-def test_attention_is_one_kernel(scores: str, spec: str) -> None:
+@pytest.mark.parametrize(
+    ("divides_last", "spec", "scores"), one_in(3, [False, True], SPECS, SCORES)
+)
+def test_attention_is_one_kernel(scores: str, spec: str, divides_last: bool) -> None:
     torch.manual_seed(0)
-    model = Heads(SCORES[scores]).eval()
-    found = checked(model, SPECS[spec], torch.randn(2, 70, 48))
+    model, x = Heads(SCORES[scores]).eval(), torch.randn(2, 70, 48)
+    found = checked(q.decompose_attention(model, (x,)) if divides_last else model, SPECS[spec], x)
     assert "fxkit.integer_attention.default" in found
     assert found.count("fxkit.integer_product.default") == 2  # the layers
 
@@ -182,7 +185,13 @@ def test_sizes_of_other_calls() -> None:
             torch.testing.assert_close(compiled(x), quantized(x), rtol=0, atol=0.03)
 
 
-def attended(dtype: torch.dtype, signed: bool, *sizes: int, mask: Tensor | None = None):
+def attended(
+    dtype: torch.dtype,
+    signed: bool,
+    *sizes: int,
+    mask: Tensor | None = None,
+    divides_last: bool = False,
+) -> tuple[Any, ...]:
     batch, heads, queries, keys, depth, width = sizes
     limits = torch.iinfo(dtype)
     query = torch.randint(limits.min, limits.max + 1, (batch, heads, queries, depth), dtype=dtype)
@@ -190,11 +199,12 @@ def attended(dtype: torch.dtype, signed: bool, *sizes: int, mask: Tensor | None 
     value = torch.randint(-128, 128, (batch, heads, keys, width), dtype=torch.int8)
     scale = 1.5 / (depth**0.5 * 74**2)
     kind, zero, bounds = (torch.int8, -128, [-128, 127]) if signed else (torch.uint8, 0, [0, 255])
-    numbers = (scale, [7, -5, zero, 9], 0.004, bounds, kind, 0.01)
+    numbers = (scale, [7, -5, zero, 9], 0.004, bounds, kind, 0.01, divides_last)
     return query, key, value, mask, *numbers
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("divides_last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize(
@@ -205,15 +215,28 @@ def attended(dtype: torch.dtype, signed: bool, *sizes: int, mask: Tensor | None 
         (1, 1, 5, 2100, 63, 15),
     ],
 )  # fmt: skip
-def test_attention_of_any_sizes(sizes, signed, dtype) -> None:
+def test_attention_of_any_sizes(sizes, signed, dtype, divides_last) -> None:
     torch.manual_seed(0)
-    args = attended(dtype, signed, *sizes)
+    args = attended(dtype, signed, *sizes, divides_last=divides_last)
     compiled = fxkit.compile(lambda *given: operator()(*given))
     compiled(*args)
     found, expected = compiled(*args), integer_attention(*args)
     assert "fx_integer_scores" in compiled.compiled_modules[-1].source
     steps = (found - expected).abs() / (0.004 * 0.01 * 137)
     assert steps.max() <= 2 and steps.mean() < 0.01  # weights between two integers go to either
+
+
+def test_rows_that_see_nothing_are_nan_where_weights_are_divided_last() -> None:
+    torch.manual_seed(0)
+    mask = torch.zeros(9, 30)
+    mask[4] = -torch.inf
+    mask[5, 3] = torch.nan
+    args = attended(torch.int8, False, 1, 2, 9, 30, 16, 16, mask=mask, divides_last=True)
+    compiled = fxkit.compile(lambda *given: operator()(*given))
+    compiled(*args)
+    found, expected = compiled(*args), integer_attention(*args)
+    assert torch.equal(found.isnan(), expected.isnan()) and found[:, :, 4:6].isnan().all()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.02, equal_nan=True)
 
 
 @pytest.mark.one_in(2)

@@ -18,7 +18,8 @@ NAME = "fxkit.integer_attention"
 
 _SCHEMA = (
     "integer_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, "
-    "int[] zeros, float step, int[] bounds, ScalarType dtype, float value_scale) -> Tensor"
+    "int[] zeros, float step, int[] bounds, ScalarType dtype, float value_scale, "
+    "bool divides_last=False) -> Tensor"
 )
 
 
@@ -45,10 +46,11 @@ def integer_attention(
     bounds: list[int],
     dtype: torch.dtype,
     value_scale: float,
+    divides_last: bool = False,
 ) -> Tensor:
     """Return what integers give for `softmax(query @ key.mT * scale + mask) @ value`.
 
-    Weights, what softmax gives, are rounded to 8 bits; both products are exact.
+    Weights are rounded to 8 bits; both products are exact.
 
     Args:
         query: int8[..., M, K] or uint8[..., M, K].
@@ -61,6 +63,8 @@ def integer_attention(
         bounds: Least and greatest integer of the weights.
         dtype: Their type, int8 or uint8.
         value_scale: The scale of the values.
+        divides_last: Whether weights are rounded before they are divided by their sum, when the
+            greatest of a row is 1; otherwise they are what softmax gives.
 
     Returns:
         float32[..., M, V].
@@ -70,9 +74,13 @@ def integer_attention(
     if mask is not None:
         is_choice = mask.dtype == torch.bool
         scores = scores.masked_fill(~mask, -torch.inf) if is_choice else scores + mask
-    weights = torch.softmax(scores, -1)
+    if divides_last:
+        weights = torch.exp(scores - scores.amax(-1, True))
+    else:
+        weights = torch.softmax(scores, -1)
     rounded = (torch.round(weights * (1.0 / step)) + w_zero).clamp(*bounds).to(dtype)
-    return _product(rounded, value, w_zero, v_zero).to(torch.float32) * (step * value_scale)
+    result = _product(rounded, value, w_zero, v_zero).to(torch.float32) * (step * value_scale)
+    return result / weights.sum(-1, True) if divides_last else result
 
 
 def _product(left: Tensor, right: Tensor, left_zero: int, right_zero: int) -> Tensor:

@@ -30,6 +30,12 @@ def _samples() -> dict[str, Sample]:
         numbers = (1e-4, [0, 0, -128, 0], 0.004, [-128, 127], torch.int8, 0.02)
         return operator()(q, k, v, None, *numbers)
 
+    def attend_and_divide(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        numbers = (3e-4, [3, -7, 2, 5], 0.004, [0, 255], torch.uint8, 0.02, True)
+        return operator()(q, k, v, mask, *numbers)
+
     several = rand(1, 2, 13, 24), rand(1, 2, 21, 24), rand(1, 2, 21, 31)
     unsigned = (rand(1, 2, 13, 24, dtype=torch.uint8), *several[1:])
     mask = torch.randn(1, 1, 13, 21, generator=made)
@@ -39,6 +45,8 @@ def _samples() -> dict[str, Sample]:
         "signed weights": (attend_signed, several),
         "added mask": (attend, (*several, mask)),
         "mask that chooses": (attend, (*several, mask > -1)),
+        "divided last": (attend_and_divide, several),
+        "divided last, unsigned queries": (attend_and_divide, (*unsigned, mask)),
         "many keys": (attend, (rand(1, 2, 2, 16), rand(1, 2, 133, 16), rand(1, 2, 133, 16))),
     }
 

@@ -1,5 +1,5 @@
 // Attention of integers: softmax(scale (Q - zero) (K - zero)^T + mask), rounded to bytes, by V, for a block
-// of queries. Both products are exact; scores of a block stay in the cache.
+// of queries; weights may be rounded before they are divided by their sum. Both products are exact; scores of a block stay in the cache.
 template <class Query, class Weight>
 struct fx_integer_block {
   const Query* query;
@@ -54,10 +54,10 @@ static void fx_rounded_weights(const fx_integer_block<Query, Weight>& s, const f
   }
 }
 
-// out[rows][width] = scale * (weights - zero) . (value - zero)
+// out[rows][width] = factors * (weights - zero) . (value - zero)
 template <bool HAS_TILES, class Query, class Weight>
-static void fx_integer_values(const fx_integer_block<Query, Weight>& s, const Weight* weights, float scale,
-                              float* out, long out_row, long out_step) {
+static void fx_integer_values(const fx_integer_block<Query, Weight>& s, const Weight* weights,
+                              const float* factors, float* out, long out_row, long out_step) {
   alignas(64) int sums[FX_QUERIES * FX_PANEL_COLUMNS];
   int moved[FX_QUERIES];
   for (long r = 0; r < s.rows; ++r) {
@@ -73,6 +73,6 @@ static void fx_integer_values(const fx_integer_block<Query, Weight>& s, const We
     for (long r = 0; r < s.rows; ++r)
       for (long j = 0; j < count; ++j)
         out[r * out_row + (from + j) * out_step] =
-            (float)(sums[r * FX_PANEL_COLUMNS + j] - moved[r]) * scale;
+            (float)(sums[r * FX_PANEL_COLUMNS + j] - moved[r]) * factors[r];
   }
 }

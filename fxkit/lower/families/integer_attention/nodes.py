@@ -35,6 +35,7 @@ class IntegerAttention(Attention):
         bounds: Least and greatest integer of the weights.
         weights: Their type.
         value_scale: The scale of the values.
+        divides_last: Whether weights are rounded before they are divided by their sum.
         has_tiles: Whether the processor's tiles multiply; see `matrix_unit`.
     """
 
@@ -43,6 +44,7 @@ class IntegerAttention(Attention):
     bounds: tuple[int, int] = (0, 255)
     weights: torch.dtype = torch.uint8
     value_scale: float = 1.0
+    divides_last: bool = False
     has_tiles: bool = False
 
     dtype: ClassVar[torch.dtype] = torch.float32
@@ -63,7 +65,7 @@ class IntegerAttention(Attention):
             mask = memory[3].as_strided((*pairs, self.queries, self.keys), self.mask)
         return integer_attention(
             query, key, value, mask, self.scale, list(self.zeros), self.step, list(self.bounds),
-            self.weights, self.value_scale,
+            self.weights, self.value_scale, self.divides_last,
         )  # fmt: skip
 
 
@@ -93,6 +95,7 @@ def emit_integer_attention(node: fx.Node, root: torch.nn.Module) -> Emitted:
         bounds=tuple(given["bounds"]),
         weights=given["dtype"],
         value_scale=given["value_scale"],
+        divides_last=given["divides_last"],
         has_tiles=matrix_unit.multiplies_bytes(),
     )
     return attention_kernel(node, detail, operands, types)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.families.attention.printer import AttentionPrinter
+from fxkit.lower.families.attention.printer import QUERIES, AttentionPrinter
 from fxkit.lower.families.integer_attention.nodes import IntegerAttention
 from fxkit.lower.families.integer_products.printer import IntegerProductPrinter
 from fxkit.lower.families.products.printer import boolean
@@ -37,16 +37,23 @@ class IntegerAttentionPrinter(AttentionPrinter):
         kind, tiles = cpp_text.MEMORY[one.weights], boolean(one.has_tiles)
         self._add(f"alignas(64) float scores[{self._room}];")
         self._add(f"alignas(64) {kind} weights[{self._room}];")
+        self._add(f"float factors[{QUERIES}];")
         self._add(f"fx_integer_scores<{tiles}>(block, scores);")
         self._hide()
         self._open("for (long r = 0; r < block.rows; ++r) {")
         self._add("float* const row = scores + r * block.stride;")
-        self._add("const float factor = fx_weights(row, block.keys);")
-        self._add("fx_rounded_weights(block, row, factor, weights + r * block.stride);")
+        self._add("const float share = fx_weights(row, block.keys);")
+        scale = f"{one.step * one.value_scale!r}f"
+        if one.divides_last:
+            self._add(f'factors[r] = {scale} * (share == 0 ? __builtin_nanf("") : share);')
+        else:
+            self._add(f"factors[r] = {scale};")
+        share = "1.0f" if one.divides_last else "share"
+        self._add(f"fx_rounded_weights(block, row, {share}, weights + r * block.stride);")
         self._close()
         batch, head, row, step = self._kernel.stores[0].access.strides
         self._add(
-            f"fx_integer_values<{tiles}>(block, weights, {one.step * one.value_scale!r}f, "
+            f"fx_integer_values<{tiles}>(block, weights, factors, "
             f"out0 + b * {batch} + h * {head} + first * {row}, {row}, {step});"
         )
 

@@ -122,7 +122,7 @@ extern "C" void fx_trial(const unsigned char* image, const unsigned char* weight
       CONVOLVE
       held = tile / own;
       for (long r = first; r < last; ++r)
-        for (long j = 0; j < {COLUMNS}; ++j)
+        for (long j = 0; j < wide; ++j)
           out[(r * panels + tile % panels) * {COLUMNS} + j] = sums[(r - first) * {COLUMNS} + j];
     }}
   }}

@@ -132,12 +132,20 @@ static void fx_integer_convolution(const fx_windows_of<Left>& g, const signed ch
                                    bool holds, int* sums) {
   const fx_zeros zeros = {nullptr, 0, zero};
   const long depth = g.window_height * g.window_width * g.channels, rows = last - first;
-  if (fx_is_matrix(g) && !(HAS_TILES && depth % 64)) {
-    fx_integer_product<HAS_TILES>(
-        g.first + first * depth, depth, weight, 1, depth, rows, columns, depth, zeros, sums);
-    return;
-  }
   const long height = fx_rows_for<HAS_TILES>(rows), row = (depth + 63) / 64 * 64;
+  if (fx_is_matrix(g)) {
+    const Left* const from = g.first + first * depth;
+    if (!HAS_TILES || row == depth || rows <= FX_FEW_ROWS) {
+      fx_integer_product<HAS_TILES>(from, depth, weight, 1, depth, rows, columns, depth, zeros, sums);
+      return;
+    }
+    const bool is_end = (last - 1) * depth + row > g.height * g.width * depth;
+    if (!is_end) {
+      fx_add_product<HAS_TILES, true>(
+          from, depth, weight, depth, rows, columns, depth, zeros, true, sums);
+      return;
+    }
+  }
   if (height * row > room) {
     fx_parts_of_windows<HAS_TILES>(g, weight, columns, first, rows, zero, windows, room, sums);
     return;

@@ -75,15 +75,14 @@ static void fx_rows_as_they_lie(const Left* a, long row, const signed char* b, l
 }
 
 #if defined(FX_DOTS)
-// Rows by a panel, added to sums[rows][64], which are 0 if fresh; adds up the columns, and returns how
-// many rows were not lifted.
+// Rows by a panel, added to sums[rows][64], or set where they are fresh; adds up the columns, and returns
+// how many rows were not lifted.
 template <bool HAS_TILES, bool HAS_ROOM, class Left>
 static long fx_add_panel(const Left* a, long row, const signed char* b, long column, long rows,
                          long columns, long terms, bool are_fresh, int* sums, int* totals) {
   alignas(64) signed char panel[FX_TURNED_TERMS * FX_TURNED_COLUMNS];
   const long done = HAS_TILES ? rows / 16 * 16 : 0;
-  const bool are_set = are_fresh && columns > FX_TURNED_COLUMNS;  // by tiles, all 64 of them
-  const long kept = are_set ? done * FX_PANEL_COLUMNS : 0;
+  const long kept = done * FX_PANEL_COLUMNS;  // tiles set theirs
   if (are_fresh) __builtin_memset(sums + kept, 0, (rows * FX_PANEL_COLUMNS - kept) * sizeof(int));
   if (done) fx_open_tiles();
   for (long k = 0; k < terms; k += FX_TURNED_TERMS) {
@@ -97,7 +96,7 @@ static long fx_add_panel(const Left* a, long row, const signed char* b, long col
           : is_end                              ? b + FX_PANEL_COLUMNS * column
                                                 : b + k + some;
       fx_rows_in_tiles<HAS_ROOM>(
-          a + k, row, done, panel, some, ahead, column, are_set && k == 0, sums + c);
+          a + k, row, done, panel, some, ahead, column, are_fresh && k == 0, sums + c);
       fx_rows_by_turned(a + k + done * row, row, rows - done, panel, some,
                         sums + done * FX_PANEL_COLUMNS + c);
     }
@@ -124,7 +123,7 @@ static void fx_add_words(const Left* a, long row, const signed char* b, long col
 #endif
 
 // sums[rows][64] += (A - zeros) B for a block of rows and a panel of columns, or = where they are fresh; the
-// terms of both lie side by side. HAS_ROOM is told in `fx_square_in_tiles`.
+// terms of both lie side by side. Sums beyond the columns may be anything. HAS_ROOM is told in `fx_square_in_tiles`.
 template <bool HAS_TILES, bool HAS_ROOM, class Left>
 static void fx_add_product(const Left* a, long row, const signed char* b, long column, long rows,
                            long columns, long terms, fx_zeros zeros, bool are_fresh, int* sums) {
@@ -154,11 +153,12 @@ static void fx_add_product(const Left* a, long row, const signed char* b, long c
       sums[r * FX_PANEL_COLUMNS + c] += sum;
     }
 #endif
+  const long wide = (columns + 15) / 16 * 16;
   for (long r = 0; r < rows; ++r) {
     const int moved = zeros.of(r) + (r < done ? 0 : lift);
     int* const to = sums + r * FX_PANEL_COLUMNS;
     if (moved)
-      for (long c = 0; c < FX_PANEL_COLUMNS; ++c) to[c] -= moved * totals[c];
+      for (long c = 0; c < wide; ++c) to[c] -= moved * totals[c];
   }
 }
 

@@ -55,7 +55,7 @@ def peers(model: nn.Module, batches: list[Inputs], inputs: Inputs) -> dict[str, 
 
 
 def _writes(way: Way, inputs: Inputs) -> bool:
-    """Tell whether a way changes its inputs, as Inductor does with some; they are left as before."""
+    """Tell whether a way changes its inputs, as Inductor does; they are left as before."""
     before = [one.clone() for one in inputs]
     way(*inputs)
     is_changed = not all(map(torch.equal, before, inputs))

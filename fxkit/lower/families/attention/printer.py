@@ -130,7 +130,7 @@ class AttentionPrinter(WholePrinter):
         self._add(f"alignas(64) float scores[{self._room}];")
         self._add(f"float factors[{QUERIES if self._is_open else self._rows}];")
         is_row_major, may_be_few = self._detail.query[3] == 1, may_have_few(self._detail.queries)
-        kinds = ", ".join(map(boolean, (is_row_major, may_be_few)))
+        kinds = f"{boolean(is_row_major)}, {boolean(may_be_few)}"
         self._add(f"fx_scores<{kinds}>(block, scores);")
         self._hide()
         self._open("for (long r = 0; r < block.rows; ++r) {")
@@ -138,8 +138,8 @@ class AttentionPrinter(WholePrinter):
         self._close()
         batch, head, row, step = self._kernel.stores[0].access.strides
         self._add(
-            f"fx_weighted(block, scores, factors, out0 + b * {batch} + h * {head} "
-            f"+ first * {row}, {row}, {step});"
+            f"fx_weighted<{boolean(may_be_few)}>(block, scores, factors, "
+            f"out0 + b * {batch} + h * {head} + first * {row}, {row}, {step});"
         )
 
     def _tile_count(self) -> int:

@@ -169,6 +169,28 @@ def kernel_of(args, **options):
     return emit_attention(node, gm).kernel
 
 
+@examples(6, of=40)
+@given(
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 600)),
+    depth=st.sampled_from([1, 7, 16, 64, 80, 130]),
+    width=st.sampled_from([1, 8, 15, 16, 32, 64, 96, 130]),
+    kind=st.sampled_from([None, torch.bool, torch.float32]),
+    is_turned=st.booleans(),
+)
+def test_few_queries(sizes, depth, width, kind, is_turned):
+    batch, heads, queries, keys = sizes
+    q, k = rand(batch, heads, queries, depth), rand(batch, heads, keys, depth)
+    v = rand(batch, heads, keys, width)
+    if is_turned:  # elements lie apart
+        k, v = k.mT.contiguous().mT, v.mT.contiguous().mT
+    if kind is None:
+        check((q, k, v))
+        return
+    mask = rand(1, 1, queries, keys)
+    mask = mask > -1 if kind == torch.bool else mask.masked_fill(mask > 1, -torch.inf)
+    check((q, k, v, mask))
+
+
 @examples(3, of=8)
 @given(
     sizes=st.tuples(*(st.integers(1, most) for most in (3, 3, 130, 130, 60, 60))),

@@ -148,7 +148,7 @@ def _operands(
         if spec.activations is None:
             continue
         how = held.get(operand.name, spec.activations)
-        refused = _refused_activation(operand, call.name if call else "", how)
+        refused = _refused_activation(operand, call.name if call else "", how, stored is not None)
         if refused:
             return refused
         found.append(QuantizedOperand(operand.name, how))
@@ -189,7 +189,9 @@ def _refused_weight(weight: Tensor, row: QuantizableOperator, spec: TensorSpec) 
     return None
 
 
-def _refused_activation(operand: fx.Node, operator: str, spec: TensorSpec) -> str | None:
+def _refused_activation(
+    operand: fx.Node, operator: str, spec: TensorSpec, has_weight: bool
+) -> str | None:
     known = type_of(operand)
     if is_dequantised(operand):
         return f"its operand %{operand.name} is quantised already"
@@ -199,6 +201,11 @@ def _refused_activation(operand: fx.Node, operator: str, spec: TensorSpec) -> st
         return "its operand is float64, which torch's quantising operators don't take"
     if spec.is_dynamic and "conv" in operator:
         return "a convolution sums over several tokens: scales per token do not fit"
+    if spec.is_dynamic and operator in ("aten.matmul", "aten.mm", "aten.addmm") and has_weight:
+        return (
+            "scales per token are for linear layers, which it is not: it has factors, adds no vector, "
+            "or its left operand is one"
+        )
     if spec.is_dynamic and operator in ("aten.bmm", "aten.matmul", "aten.mm", "aten.addmm"):
         return "its second operand is summed along tokens: scales per token do not fit"
     if spec.is_dynamic and operator == "aten.scaled_dot_product_attention":

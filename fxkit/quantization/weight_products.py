@@ -54,11 +54,21 @@ class CallLinear(Pass):
                 continue
             if _is_layer(call, left, right, added):
                 with edit.on_behalf_of([node], "call_linear"):
-                    turned = edit.call(torch.t, right, before=node)
-                    linear = edit.call(F.linear, left, turned, added, before=node)
-                    for made in (turned, linear):
-                        infer_type(made)
-                    edit.replace(node, linear)
+                    edit.replace(node, _linear(edit, node, left, right, added))
+
+
+def _linear(edit: EditSession, node: fx.Node, left: fx.Node, right: fx.Node, added: Any) -> fx.Node:
+    """Return the call of linear that stands for a product."""
+
+    def call(target: Any, *args: Any) -> fx.Node:
+        made = edit.call(target, *args, before=node)
+        infer_type(made)
+        return made
+
+    known = type_of(added) if added is not None else None
+    if isinstance(known, TensorType) and len(known.shape) == 2:
+        added = call(torch.flatten, added)
+    return call(F.linear, left, call(torch.t, right), added)
 
 
 def _is_layer(call: Call, left: Any, right: Any, added: Any) -> bool:
@@ -68,8 +78,10 @@ def _is_layer(call: Call, left: Any, right: Any, added: Any) -> bool:
         return False
     if len(weight.shape) != 2 or len(x.shape) < 2 or not _has_no_factors(call.arguments):
         return False
-    bias = None if added is None else type_of(added)
-    return added is None or (isinstance(bias, TensorType) and bias.shape == weight.shape[1:])
+    if added is None:
+        return True
+    bias, columns = type_of(added), weight.shape[1]
+    return isinstance(bias, TensorType) and tuple(bias.shape) in ((columns,), (1, columns))
 
 
 def _is_rotation(node: fx.Node) -> bool:

@@ -52,6 +52,39 @@ def test_what_is_prepared_computes_the_same(model: nn.Module, shape: tuple[int, 
 
 
 @pytest.mark.parametrize("spec", SPECS)
+def test_a_bias_may_be_a_row(spec: str) -> None:
+    torch.manual_seed(0)
+    bias, weight = (nn.Parameter(torch.randn(n, 32)) for n in (1, 64))
+
+    class Row(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias, self.weight = bias, weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.addmm(self.bias, x, self.weight)
+
+    model, x = Row().eval(), torch.randn(5, 64)
+    prepared = q.prepare(model, (x,), SPECS[spec])
+    assert torch.equal(prepared(x), model(x))
+    q.calibrate(prepared, [(x,)])
+    (row,) = q.report(q.convert(prepared), prepared, [(x,)]).rows
+    assert row.is_quantized and row.operator == "aten.linear"
+
+
+def test_a_product_that_is_no_layer_is_told() -> None:
+    weight = nn.Parameter(torch.randn(64, 32))
+
+    def program(x: Tensor, residual: Tensor) -> Tensor:
+        return torch.addmm(residual, x, weight)
+
+    args = torch.randn(5, 64), torch.randn(5, 32)
+    prepared = q.prepare(program, args, q.int8_dynamic())
+    (row,) = q.report(q.convert(prepared), prepared, [args]).rows
+    assert not row.is_quantized and "adds no vector" in row.reason
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_each_spec_takes_them(model: nn.Module, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiply_integers, "reason_to_stay_float", lambda *_, **__: None)
     x = torch.randn(2, 10, 64)

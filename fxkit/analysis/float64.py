@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 
 from fxkit.analysis.operator_mode import OperatorMode
-from fxkit.ir.call import OPERATOR_NAME
+from fxkit.ir.op import is_check
 from fxkit.torch_adapters import pytree
 from fxkit.torch_adapters.operators import OpOverload, schema_of
 
@@ -78,15 +78,11 @@ def widened_module(module: Module) -> Module:
 
 def _without_checks(gm: fx.GraphModule) -> None:
     """Take out what checks that values, such as dtypes, are those of the capture."""
-    checks = [node for node in gm.graph.nodes if _is_check(node) and not node.users]
+    checks = [node for node in gm.graph.nodes if is_check(node) and not node.users]
     for node in checks:
         gm.graph.erase_node(node)
     if checks:
         gm.recompile()
-
-
-def _is_check(node: fx.Node) -> bool:
-    return getattr(node.target, OPERATOR_NAME, "") == "guard.check_value"
 
 
 @contextmanager

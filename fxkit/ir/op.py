@@ -54,6 +54,7 @@ __all__ = [
     "Attribute",
     "Call",
     "Operator",
+    "is_check",
     "operator_name",
     "operator_named",
     "operator_of",
@@ -63,6 +64,11 @@ __all__ = [
 
 _CACHE = "_fxkit_call"
 _KEPT = "_fxkit_operator"
+
+
+def is_check(node: fx.Node) -> bool:
+    """Tell whether a node checks that a Python value is the one of the capture."""
+    return getattr(node.target, OPERATOR_NAME, "") == "guard.check_value"
 
 
 def resolve(node: fx.Node) -> Call | None:

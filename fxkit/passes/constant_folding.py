@@ -12,7 +12,9 @@ from torch.fx.node import map_arg
 
 from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effects import effects_of
+from fxkit.errors import FxkitError
 from fxkit.ir.attributes import find_attribute
+from fxkit.ir.op import is_check
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.options import check_at_least
@@ -29,7 +31,7 @@ class ConstantFolding(Pass):
     that is changed after this pass is not seen any more by what was folded. Views of constants are
     left alone, since they cost nothing and share memory; so is what would be larger than
     `max_bytes`, what anybody writes to, and what leaves the graph, since each call has to return
-    a tensor of its own.
+    a tensor of its own. A check of a value that constants alone determine goes, if it holds.
 
     Rewrites:
         %p = aten.arange(8); return aten.add(%x, %p)  →  return aten.add(%x, self._folded)
@@ -84,6 +86,9 @@ class _Folder:
             return
         if node.op not in ("call_function", "call_method") or self.has_modes:
             return
+        if is_check(node):
+            self._settle(node)
+            return
         if is_dequantised(node) and not self.options.fold_dequantized:
             self._leave_stored(node)
             return
@@ -96,6 +101,18 @@ class _Folder:
         if not _is_small(self.values[node], self.options.max_bytes):
             del self.values[node]
             self.context.notes.append(f"%{node.name} is too large to keep")
+
+    def _settle(self, check: fx.Node) -> None:
+        """Take out a check of a known value that holds now, and so at each call."""
+        if not all(one in self.values for one in check.all_input_nodes) or check.users:
+            return
+        if self.options.where is not None and not self.options.where(check):
+            return
+        try:
+            self._compute(check)
+        except FxkitError:  # each call raises it
+            return
+        self.edit.erase(check)
 
     def _leave_stored(self, node: fx.Node) -> None:
         """Leave what a weight is unpacked by, such as two integers to a byte, as it is stored."""

@@ -203,8 +203,8 @@ def _refused_activation(
         return "a convolution sums over several tokens: scales per token do not fit"
     if spec.is_dynamic and operator in ("aten.matmul", "aten.mm", "aten.addmm") and has_weight:
         return (
-            "scales per token are for linear layers, which it is not: it has factors, adds no vector, "
-            "or its left operand is one"
+            "scales per token are for linear layers, which it is not: it has factors, "
+            "adds no vector, or its left operand is one"
         )
     if spec.is_dynamic and operator in ("aten.bmm", "aten.matmul", "aten.mm", "aten.addmm"):
         return "its second operand is summed along tokens: scales per token do not fit"

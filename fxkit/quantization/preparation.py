@@ -15,8 +15,10 @@ from torch import fx, nn
 from fxkit.analysis.objects import graph
 from fxkit.analysis.tensor_types import infer_missing_types
 from fxkit.errors import UnsupportedError
+from fxkit.ir.op import is_check
 from fxkit.ir.session import EditSession
 from fxkit.passes.base import Pass, PassContext
+from fxkit.passes.constant_folding import ConstantFolding
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.probes import Probe, ProbeSite, insert_probe
 from fxkit.quantization.batches import told_where_it_does_not_fit
@@ -39,8 +41,14 @@ from fxkit.tracing.recaptures import capture_error
 
 Program = Captured | fx.GraphModule
 
-# What lets operators read their weights from the module.
-_SHOW_WEIGHTS = (OpenAttention(), CallLinear(), FoldWeights())
+# What lets operators read their weights from the module, and `torch.export` take the graph: it has
+# no checks of values of tensors.
+_SHOW_WEIGHTS = (
+    OpenAttention(),
+    CallLinear(),
+    FoldWeights(),
+    ConstantFolding(where=is_check),
+)
 
 
 class ObserverProbe(Probe):

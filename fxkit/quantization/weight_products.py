@@ -57,7 +57,7 @@ class CallLinear(Pass):
                     edit.replace(node, _linear(edit, node, left, right, added))
 
 
-def _linear(edit: EditSession, node: fx.Node, left: fx.Node, right: fx.Node, added: Any) -> fx.Node:
+def _linear(edit: EditSession, node: fx.Node, left: Any, right: fx.Node, added: Any) -> fx.Node:
     """Return the call of linear that stands for a product."""
 
     def call(target: Any, *args: Any) -> fx.Node:

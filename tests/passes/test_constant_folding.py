@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxkit
+from fxkit.ir.op import is_check
 from fxkit.passes import ConstantFolding
 from fxkit.passes.manager.manager import PassManager
 
@@ -162,3 +163,20 @@ def test_quantised_weights_stay_integers(spec):
     assert gm.get_buffer("weight_quantized").dtype == torch.int8
     folding = ConstantFolding(fold_parameters=True, fold_dequantized=True)
     assert PassManager([folding], args=(x,)).run(gm).modified
+
+
+def test_checks_of_what_constants_determine_go():
+    def program(x, mask):
+        positions = torch.arange(8)
+        if (positions.diff() == 1).all():
+            x = x + positions
+        return x * 2 if mask.any() else x
+
+    args = torch.randn(3, 8), torch.ones(3, dtype=torch.bool)
+    graph_module = fxkit.capture(program, args).graph_module
+    expected = graph_module(*args)
+    PassManager([ConstantFolding()], args=args).run(graph_module)
+    assert len([node for node in graph_module.graph.nodes if is_check(node)]) == 1  # of the mask
+    assert torch.equal(graph_module(*args), expected)
+    with pytest.raises(fxkit.errors.CaptureError, match="any"):
+        graph_module(args[0], ~args[1])

@@ -52,6 +52,24 @@ def test_torch_export_takes_them(name: str) -> None:
     assert torch.equal(exported(x), program(x))
 
 
+@torch.no_grad()
+def test_torch_export_takes_a_decoder_that_looks_at_its_positions() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 50}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2Model(config).eval()
+    ids = torch.arange(24).view(2, 12)
+    config = q.QuantizationConfig(q.int8_static(), by_operator={F.embedding: None})
+    program = q.quantize(model, config, [{"input_ids": ids, "use_cache": False}])
+    exported = torch.export.export(program.graph_module, (), {"input_ids": ids}).module()
+    found, expected = exported(input_ids=ids), program(input_ids=ids, use_cache=False)
+    assert torch.equal(next(iter(_tensors(found))), next(iter(_tensors(expected))))
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [one for one in torch.utils._pytree.tree_leaves(result) if isinstance(one, Tensor)]
+
+
 @pytest.mark.parametrize("name", AS_QDQ)
 @torch.no_grad()
 def test_onnx_runtime_computes_the_same_numbers(name: str) -> None:

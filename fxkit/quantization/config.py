@@ -68,6 +68,11 @@ class QuantizationConfig:
                     f"expected an operator that can be quantised, got {operator!r}",
                     hint=f"these can be: {', '.join(OPERATORS)}",
                 )
+        if self.where is not None and not callable(self.where):
+            raise UnsupportedError(
+                f"expected where to be a function of a node, got {self.where!r}",
+                hint='where=lambda node: "head" not in node.module_path',
+            )
         check_state(self.state)
         if self.state_spec.granularity != "per_tensor" or self.state_spec.is_float:
             raise UnsupportedError(

@@ -205,15 +205,29 @@ def prepare(
             another mode than "whole".
     """
     config = as_config(config)
-    if isinstance(args, Mapping):
-        raise UnsupportedError(
-            "expected args to be a tuple of positional inputs, got a dict",
-            hint="give keyword inputs by name: prepare(model, config=config, kwargs=batch)",
-        )
+    check_args(args)
     prepared = PreparedProgram(FloatGraph(model, args, kwargs), config)
     _warn_of_fast_paths(prepared)
     _warn_of_patterns(prepared)
     return prepared
+
+
+def check_args(args: object) -> None:
+    """Check that example inputs are positional ones.
+
+    Raises:
+        UnsupportedError: When they are not a tuple or list.
+    """
+    if isinstance(args, Mapping):
+        raise UnsupportedError(
+            "expected args to be a tuple of positional inputs, got a dict",
+            hint="give keyword inputs by name: kwargs=batch",
+        )
+    if not isinstance(args, (tuple, list)):
+        raise UnsupportedError(
+            f"expected args to be a tuple of positional inputs, got {type(args).__name__}",
+            hint="one input is (x,)",
+        )
 
 
 @dataclass(frozen=True)
@@ -325,6 +339,7 @@ def graph_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
             "expected a model in eval mode, got one in training mode",
             hint="call model.eval() first: batch norms and dropout are calibrated as they run",
         )
+    check_args(args)
     keywords = dict(kwargs or {})
     with told_where_it_does_not_fit(args, keywords):
         if not isinstance(model, Captured):

@@ -46,10 +46,15 @@ class QuantizationReport:
     Attributes:
         rows: In the order of the graph, and of other graphs where the program has several.
         sqnr: dB of each result's signal over the error, over all batches; empty without batches.
+        bytes_before: Bytes of all weights of the rows; those that several rows share count once.
+        bytes_after: Bytes of what is stored in their place, and of those that are read in floating
+            point, too.
     """
 
     rows: tuple[QuantizationRow, ...]
     sqnr: tuple[float, ...] = ()
+    bytes_before: int = 0
+    bytes_after: int = 0
 
     def table(self) -> str:
         """Return the report as text, a row an operator."""
@@ -70,9 +75,8 @@ class QuantizationReport:
 
     def _summary(self) -> str:
         done = sum(row.is_quantized for row in self.rows)
-        before = sum(row.bytes_before for row in self.rows)
-        after = sum(row.bytes_after for row in self.rows)
-        found = f"{done} of {len(self.rows)} operators quantised, weights {before:,} -> {after:,} B"
+        sizes = f"{self.bytes_before:,} -> {self.bytes_after:,} B"
+        found = f"{done} of {len(self.rows)} operators quantised, weights {sizes}"
         results = ", ".join(f"{one:.1f} dB" for one in self.sqnr)
         return f"{found}, results at {results}" if results else found
 
@@ -93,6 +97,7 @@ def report(
     """
     errors = _errors(quantized, as_prepared(prepared), batches)
     rows: dict[tuple[object, ...], QuantizationRow] = {}
+    sizes = _WeightSizes(prepared)
     for gm in prepared.graph_modules:
         nodes = {node.name: node for node in gm.graph.nodes}
         for placement in placements(gm, prepared.config):
@@ -100,7 +105,60 @@ def report(
             key = placement.node, placement.operator, placement.source, paths
             if key not in rows:
                 rows[key] = _row(prepared, gm, placement, nodes)
-    return QuantizationReport(tuple(rows.values()), errors)
+            sizes.add(gm, placement, nodes)
+        sizes.add_floats(gm)
+    return QuantizationReport(tuple(rows.values()), errors, *sizes.total())
+
+
+class _WeightSizes:
+    """Adds up the bytes of weights, each of which may be read by several operators.
+
+    Args:
+        prepared: What was converted.
+    """
+
+    def __init__(self, prepared: PreparedProgram) -> None:
+        self._prepared = prepared
+        self._before: dict[_Place, int] = {}
+        self._after: dict[object, int] = {}
+        self._readers: set[tuple[fx.Node, str]] = set()
+
+    def add(
+        self, gm: fx.GraphModule, placement: QuantizedOperator, nodes: Mapping[str, fx.Node]
+    ) -> None:
+        """Add the weight of an operator, if it has one that is quantised."""
+        for operand in placement.operands:
+            if not operand.is_weight:
+                continue
+            read = nodes[operand.producer]
+            weight = find_attribute(gm, str(read.target)).detach()
+            stored = self._prepared.choices.stored(
+                str(read.target), weight, operand.axis, operand.spec
+            )
+            place = _place_of(weight)
+            self._before[place] = weight.nbytes
+            self._after[place, operand.axis, operand.spec] = stored.nbytes
+            self._readers.add((read, placement.node))
+
+    def add_floats(self, gm: fx.GraphModule) -> None:
+        """Add the weights of a graph that operators in floating point read, too."""
+        for read in gm.graph.find_nodes(op="get_attr"):
+            weight = find_attribute(gm, str(read.target))
+            if not isinstance(weight, Tensor) or _place_of(weight) not in self._before:
+                continue
+            if any((read, user.name) not in self._readers for user in read.users):
+                self._after[_place_of(weight)] = weight.nbytes
+
+    def total(self) -> tuple[int, int]:
+        """Return the bytes before and after."""
+        return sum(self._before.values()), sum(self._after.values())
+
+
+_Place = tuple[int, tuple[int, ...]]
+
+
+def _place_of(weight: Tensor) -> _Place:
+    return weight.data_ptr(), tuple(weight.shape)
 
 
 def _errors(

@@ -69,8 +69,8 @@ class TensorSpec:
             _refuse("granularity", f"one of {GRANULARITIES}", self.granularity)
         if (self.granularity == "per_group") != (self.group_size is not None):
             _refuse("group_size", "a size for per_group, and none else", self.group_size)
-        if self.group_size is not None and self.group_size < 1:
-            _refuse("group_size", "at least 1", self.group_size)
+        if self.group_size is not None and not _is_size(self.group_size):
+            _refuse("group_size", "a whole number of at least 2", self.group_size)
         is_class = isinstance(self.observer, type) and issubclass(self.observer, RangeObserver)
         if not is_class and not isinstance(self.observer, str):
             _refuse("observer", "a name, or a class of RangeObserver", self.observer)
@@ -172,7 +172,10 @@ def int8_static(
         UnsupportedError: When a granularity is none of these.
     """
     if activations != "per_tensor":
-        _refuse("granularity of activations", "per_tensor", activations)
+        raise UnsupportedError(
+            f"expected granularity of activations: per_tensor, got {activations!r}",
+            hint="a scheme is given by its name: int8_static(scheme='symmetric')",
+        )
     is_affine = scheme == "affine"
     return QuantizationSpec(
         TensorSpec(
@@ -261,6 +264,10 @@ def _int8_weights(granularity: str, pair_safe: bool | None = False) -> TensorSpe
         _refuse("granularity of weights", "per_channel or per_tensor", granularity)
     is_safe = cpu_info.adds_pairs_in_16_bits() if pair_safe is None else pair_safe
     return TensorSpec(torch.int8, -127, 127, "symmetric", granularity, is_pair_safe=is_safe)
+
+
+def _is_size(group_size: object) -> bool:
+    return isinstance(group_size, int) and not isinstance(group_size, bool) and group_size >= 2
 
 
 def _refuse(what: str, expected: str, got: object) -> None:

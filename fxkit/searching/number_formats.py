@@ -57,7 +57,8 @@ def formats_of(
         over: Names of `FORMATS`, or specs of one's own by names of one's own.
 
     Raises:
-        UnsupportedError: When a name is none of them, or two specs want other static scales.
+        UnsupportedError: When there is none but float32, a name is none of them, or two specs want
+            other static scales.
     """
     found: dict[str, QuantizationSpec | None] = {FLOAT: None}
     for name in over:
@@ -68,6 +69,11 @@ def formats_of(
                 hint="a spec of your own has a name in a dict: over={'mine': spec}",
             )
         found[name] = spec
+    if len(found) == 1:
+        raise UnsupportedError(
+            f"expected formats beside {FLOAT}, got over={tuple(over)}",
+            hint=f"there are {', '.join(FORMATS)}",
+        )
     static = {
         spec.activations
         for spec in found.values()

@@ -183,6 +183,15 @@ def test_a_softmax_before_a_product_is_written_out_too() -> None:
     torch.testing.assert_close(written(x), model(x))
 
 
+def test_scores_of_float16_do_not_overflow() -> None:
+    query = torch.full((1, 1, 4, 64), 33.0, dtype=torch.float16)
+    value = torch.randn(1, 1, 4, 64).half()
+    program = F.scaled_dot_product_attention
+    written = q.decompose_attention(program, (query, query, value))
+    expected, found = program(query, query, value), written(query, query, value)
+    torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)
+
+
 def test_attention_that_drops_out_stays() -> None:
     def program(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=0.5)

@@ -438,3 +438,57 @@ def test_each_node_of_a_reference_graph_has_a_type(spec: q.QuantizationSpec) -> 
     difference = fxkit.diff(captured, quantized)
     before, after = difference.cost_before.flops, difference.cost_after.flops
     assert before is not None and after is not None and after >= before > 0
+
+
+class Tied(nn.Module):
+    """An embedding and a layer that share their weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 64), nn.Linear(64, 50, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        q.QuantizationConfig(q.int8_static()),
+        q.QuantizationConfig(q.int8_static(), by_operator={F.embedding: None}),
+        q.QuantizationConfig(q.int4_weight_only(32), by_module={"head": q.int8_weight_only()}),
+    ],
+)
+def test_bytes_of_weights_that_are_shared_count_once(config: q.QuantizationConfig) -> None:
+    ids = torch.randint(0, 50, (4, 16))
+    prepared = q.prepare(Tied().eval(), (ids,), config)
+    q.calibrate(prepared, [(ids,)])
+    quantized = q.convert(prepared)
+    found = q.report(quantized, prepared, [(ids,)])
+    assert found.bytes_before == 50 * 64 * 4
+    stored = quantized.graph_module.state_dict().values()
+    assert found.bytes_after == sum(one.nbytes for one in stored)
+    assert f"{found.bytes_before:,} -> {found.bytes_after:,} B" in str(found)
+
+
+def test_what_is_given_in_a_wrong_way_is_told() -> None:
+    model, x = nn.Linear(8, 4).eval(), torch.randn(2, 8)
+    with pytest.raises(UnsupportedError, match="whole number of at least 2"):
+        q.int4_weight_only(1)
+    with pytest.raises(UnsupportedError, match="whole number of at least 2"):
+        q.int4_dynamic(3.5)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="scheme='symmetric'"):
+        q.int8_static("assym")
+    with pytest.raises(UnsupportedError, match="where to be a function"):
+        q.QuantizationConfig(q.int8_static(), where="x")  # type: ignore[arg-type]
+    for prepare in (q.prepare, q.prepare_qat):
+        with pytest.raises(UnsupportedError, match="one input is"):
+            prepare(model, x, q.int8_static())
+        with pytest.raises(UnsupportedError, match="kwargs=batch"):
+            prepare(model, {"input": x}, q.int8_static())
+    with pytest.raises(UnsupportedError, match="kwargs=batch"):
+        q.decompose_attention(model, {"input": x})
+    captured = q.decompose_attention(model, (x,))
+    with pytest.raises(UnsupportedError, match=r"program\.graph_module"):
+        q.prepare_qat(captured, (x,), q.int8_static())  # type: ignore[arg-type]

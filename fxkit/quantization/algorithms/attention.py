@@ -129,8 +129,11 @@ class _Attention:
         scale = (
             self._scale(query, known.shape[-1]) if given.get("scale") is None else given["scale"]
         )
-        scores = self._call(torch.matmul, query, self._call(torch.transpose, key, -2, -1))
-        scores = self._call(torch.mul, scores, scale)
+        turned = self._call(torch.transpose, key, -2, -1)
+        if known.dtype == torch.float16:  # scores that are not scaled may be too large for it
+            scores = self._call(torch.matmul, self._call(torch.mul, query, scale), turned)
+        else:
+            scores = self._call(torch.mul, self._call(torch.matmul, query, turned), scale)
         mask = self._mask(given.get("attn_mask"), known.dtype)
         if given.get("is_causal"):
             scores = self._call(torch.add, scores, self._hidden(query, key, scores))

@@ -22,6 +22,7 @@ from fxkit.quantization.preparation import (
     Program,
     apply,
     as_config,
+    check_args,
 )
 from fxkit.quantization.qat.fake_quantizer import FakeQuantizer, FakeQuantizerOptions, range_of
 from fxkit.quantization.qat.insertion import (
@@ -215,6 +216,7 @@ def prepare_qat(
             weights in floating point.
     """
     config = as_config(config)
+    check_args(args)
     floats = [spec.weights for spec in config.specs if spec.weights.is_float]
     if floats:
         raise UnsupportedError(
@@ -224,7 +226,7 @@ def prepare_qat(
     if not isinstance(model, nn.Module):
         raise UnsupportedError(
             f"expected a module to train, got {type(model).__name__}",
-            hint="give the module itself: programs and functions have no parameters of their own",
+            hint="give the module itself; of a captured program, its graph: program.graph_module",
         )
     if config.state:
         raise UnsupportedError(

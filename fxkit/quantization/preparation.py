@@ -41,13 +41,26 @@ from fxkit.tracing.recaptures import capture_error
 
 Program = Captured | fx.GraphModule
 
-# What lets operators read their weights from the module, and `torch.export` take the graph: it has
-# no checks of values of tensors.
+
+def _is_settled(node: fx.Node) -> bool:
+    """Tell whether a node checks a value that is the same in each call, whatever tensors hold."""
+    if not is_check(node):
+        return False
+    seen, waiting = {node}, [node]
+    while waiting:
+        sources = [one for one in waiting.pop().all_input_nodes if one not in seen]
+        seen.update(sources)
+        waiting += sources
+    return all(one.op.startswith("call") for one in seen)
+
+
+# What lets operators read their weights from the module, and `torch.export` take the graph, which
+# refuses checks of values of tensors.
 _SHOW_WEIGHTS = (
     OpenAttention(),
     CallLinear(),
     FoldWeights(),
-    ConstantFolding(where=is_check),
+    ConstantFolding(where=_is_settled),
 )
 
 

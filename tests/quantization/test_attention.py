@@ -192,6 +192,18 @@ def test_scores_of_float16_do_not_overflow() -> None:
     torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)
 
 
+def test_sums_of_float16_do_not_overflow() -> None:
+    query, value = torch.zeros(1, 1, 2, 8).half(), torch.full((1, 1, 3000, 8), 100.0).half()
+    key = torch.randn(1, 1, 3000, 8).half()
+
+    def program(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.softmax(query @ key.mT, -1) @ value
+
+    for model in (program, F.scaled_dot_product_attention):
+        found = q.decompose_attention(model, (query, key, value))(query, key, value)
+        torch.testing.assert_close(found, torch.full_like(found, 100.0), rtol=0.01, atol=0.01)
+
+
 def test_attention_that_drops_out_stays() -> None:
     def program(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=0.5)

@@ -66,6 +66,24 @@ def test_torch_export_takes_a_decoder_that_looks_at_its_positions() -> None:
     assert torch.equal(next(iter(_tensors(found))), next(iter(_tensors(expected))))
 
 
+@torch.no_grad()
+def test_checks_of_what_buffers_say_stay() -> None:
+    class Choice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.register_buffer("is_on", torch.tensor(True))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) if self.is_on else x
+
+    model, x = Choice().eval(), torch.randn(2, 8)
+    program = q.quantize(model, q.int8_static(), [(x,)])
+    assert not torch.equal(program(x), x)
+    model.is_on.fill_(False)
+    assert torch.equal(program(x), x)
+
+
 def _tensors(result: Any) -> list[Tensor]:
     return [one for one in torch.utils._pytree.tree_leaves(result) if isinstance(one, Tensor)]
 

@@ -73,7 +73,9 @@ class DecomposeAttention(Pass):
         if not isinstance(known, TensorType) or not isinstance(before, TensorType):
             return
         last = len(known.shape) - 1
-        if last < 1 or softmax.arguments["dim"] not in (-1, last) or before.dtype != known.dtype:
+        if last < 1 or softmax.arguments["dim"] not in (-1, last):
+            return
+        if before.dtype != known.dtype or known.dtype == torch.float16:
             return
         with edit.on_behalf_of([node, weights], "decompose_attention"):
             edit.replace(node, _Attention(edit, node).weighted(scores, value))
@@ -147,7 +149,13 @@ class _Attention:
         return self._call(torch.masked_fill, result, is_blind, 0.0)
 
     def weighted(self, scores: fx.Node, value: fx.Node) -> fx.Node:
-        """Return the mean of values, each weighted by its score."""
+        """Return the mean of values, each weighted by its score.
+
+        In float16 weights are divided first: sums of values may be too large for it.
+        """
+        known = type_of(scores)
+        if isinstance(known, TensorType) and known.dtype == torch.float16:
+            return self._call(torch.matmul, self._call(torch.softmax, scores, -1), value)
         greatest = self._call(torch.amax, scores, -1, keepdim=True)
         weights = self._call(torch.exp, self._call(torch.sub, scores, greatest))
         total = self._call(torch.sum, weights, -1, keepdim=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,10 +16,11 @@ import fxkit
 from fxkit import cpu_info
 from fxkit.lower.building import toolchain
 from fxkit.lower.building.build import build
-from fxkit.lower.compiling import whole_operators
+from fxkit.lower.compiling import multiply_integers, whole_operators
 from fxkit.lower.families.integer_products.autotune import pairs_fit_into_16_bits
 from fxkit.lower.families.integer_products.custom_op import integer_product, operator
 from fxkit.lower.families.integer_products.printer import IntegerProductPrinter
+from fxkit.quantization.affine import signal_to_noise
 from tests.sampling import examples
 
 
@@ -168,3 +170,36 @@ def test_the_operator_itself_is_exact_for_any_strides(kind):
         for left in laid_out(rows, terms):
             for right in laid_out(terms, columns):
                 assert torch.equal(integer_product(left, right, None, 5), exact(left, right, 5))
+
+
+def _layered(activation):
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(64, 77), torch.nn.Linear(77, 64)
+
+    def program(x):
+        return second(activation(first(x)))
+
+    return program, torch.randn(21, 64)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        F.gelu,
+        torch.tanh,
+        F.silu,
+        lambda x: torch.exp(x) * torch.sigmoid(x + 1),
+        lambda x: x.exp().sin(),
+    ],
+    ids=["gelu", "tanh", "silu", "two", "nested"],
+)
+def test_functions_before_bytes_are_computed_in_lanes(activation, monkeypatch):
+    monkeypatch.setattr(multiply_integers, "reason_to_stay_float", lambda *_, **__: None)
+    program, x = _layered(activation)
+    quantized = fxkit.quantize(program, fxkit.quantization.int8_static(), [(x,)])
+    compiled = fxkit.compile(quantized)
+    with torch.no_grad():
+        compiled(x)
+        found, expected = compiled(x), quantized(x)
+    assert signal_to_noise(expected, found) > 60
+    assert "#if FX_WIDE > 1" in compiled.compiled_modules[-1].source

@@ -175,6 +175,13 @@ def _are_floats(dtypes: Iterable[torch.dtype]) -> bool:
     return all(dtype == torch.float32 for dtype in dtypes)
 
 
+def is_shorter_alone(kernel: Kernel, instruction: Instruction) -> bool:
+    """Tell whether a function of one float takes fewer instructions in lanes of its own."""
+    operands = [kernel.body[o] for o in instruction.operands]
+    is_of_one = len(operands) == 1 and _is_float(operands[0]) and operands[0].op != "const"
+    return is_of_one and instruction.op in _GAINING and _is_float(instruction)
+
+
 def _is_shorter(instruction: Instruction, gaining: frozenset[str] = _GAINING) -> bool:
     if instruction.op == "round":
         return _is_rounding(instruction)

@@ -12,10 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fxkit.lower.codegen.cpp.kernel_printer import SHARED, scaled
-from fxkit.lower.codegen.cpp.lane_loops import MOST, finish_gains_in_lanes
 from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_runtime
-from fxkit.lower.codegen.cpp.vector_loops import Lanes, Loop
-from fxkit.lower.families.family import WholePrinter
+from fxkit.lower.families.products.row_finish import RowFinishPrinter
 from fxkit.lower.loop_ir.convolution import Convolution
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.loop_ir.product import Product
@@ -50,7 +48,7 @@ AHEAD = 8
 TILE = 8
 
 
-class ProductPrinter(WholePrinter):
+class ProductPrinter(RowFinishPrinter):
     """Writes a kernel that begins with a matrix product.
 
     What depends on the column alone is computed once a tile: `c3[48]` holds value 3.
@@ -73,6 +71,10 @@ class ProductPrinter(WholePrinter):
     def texts(cls) -> tuple[str, ...]:
         """Return the text of matrix products."""
         return (Path(__file__).with_name("product.h").read_text(),)
+
+    @property
+    def _columns(self) -> int:
+        return self._product.columns
 
     def _panel_width(self) -> int:
         return panel_width(self._product)
@@ -221,72 +223,6 @@ class ProductPrinter(WholePrinter):
             where = f"{self._pointers[self._key(access)]} + {AHEAD * step} + from"
             for first in (*range(0, self._width, 64 // size), self._width - 1):
                 self._add(f"__builtin_prefetch({where} + {first}, {int(buffer.is_output)});")
-
-    def _finish_row(self) -> None:
-        kept = self._kept_columns
-        needed = sorted(set(range(len(self._kernel.body))) - self._column_values | kept)
-        is_even = not is_runtime(self._product.columns) and self._product.columns % MOST == 0
-        gains = finish_gains_in_lanes(self._kernel, needed, kept)
-
-        def body() -> None:
-            for value in needed:
-                held = self._value_at(f"c{value}[j - from]") if value in kept else None
-                self._name_value(value, held)
-            for position in range(len(self._kernel.stores)):
-                self._store(position)
-
-        lanes = Lanes(is_even) if gains else None
-        self._plain_loops("from", "to", [Loop("#pragma omp simd", body, lanes=lanes)])
-
-    def _compute_columns(self) -> None:
-        """Compute what depends on the column alone, for the columns of a tile."""
-        if not self._kept_columns:
-            return
-        body = self._kernel.body
-        loads = [body[value].detail for value in self._column_values if body[value].op == "load"]
-        self._point_into_buffers(loads)
-        for value in sorted(self._kept_columns):
-            self._add(f"alignas(64) {self._type(value)} c{value}[{self._width}];")
-        self._open_columns()
-        for value in sorted(self._column_values):
-            self._name_value(value)
-        for value in sorted(self._kept_columns):
-            self._add(f"c{value}[j - from] = v{value};")
-        self._close()
-
-    def _open_columns(self) -> None:
-        self._add("#pragma omp simd")
-        self._open("for (long j = from; j < to; ++j) {")
-
-    def _name_value(self, value: int, text: str | None = None) -> None:
-        if self._body(value).op != "const":
-            self._add(f"const {self._type(value)} v{value} = {text or self._value(value)};")
-
-    @functools.cached_property
-    def _column_values(self) -> set[int]:
-        """Values that are worked out from numbers of one column, and all that they are made of."""
-        free_of_rows: set[int] = set()
-        for value, instruction in enumerate(self._kernel.body):
-            if instruction.is_tensor_op or instruction.op in ("index", "check"):
-                continue
-            is_load = instruction.op == "load"
-            if is_load and any(instruction.detail.strides[: len(self._kernel.outer_sizes)]):
-                continue
-            if free_of_rows.issuperset(instruction.operands):
-                free_of_rows.add(value)
-        found: set[int] = set()
-        for value in sorted(free_of_rows, reverse=True):
-            if value in found or self._body(value).operands:
-                found |= {value, *self._body(value).operands}
-        return found
-
-    @functools.cached_property
-    def _kept_columns(self) -> set[int]:
-        """Those of them that are needed at each row, but for constants."""
-        body, found = self._kernel.body, self._column_values
-        read = {o for v, i in enumerate(body) if v not in found for o in i.operands}
-        read |= {store.value for store in self._kernel.stores}
-        return {value for value in found & read if body[value].op != "const"}
 
     def _value(self, position: int) -> str:
         if self._body(position).is_tensor_op:

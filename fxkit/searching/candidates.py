@@ -104,7 +104,7 @@ class Clock:
 
     Attributes:
         longest: Seconds of the longest step so far.
-        reserve: Seconds that are kept for the end, to measure a program again.
+        reserve: Seconds that measuring a program again takes; twice that is kept for the end.
         ran_out: Whether a step had to be stopped.
     """
 
@@ -122,7 +122,7 @@ class Clock:
 
     def has_time(self) -> bool:
         """Tell whether another step as long as the longest ends in time."""
-        return self.elapsed + self.longest + self.reserve < self.seconds
+        return self.elapsed + self.longest + 2 * self.reserve < self.seconds
 
     def can_verify(self) -> bool:
         """Tell whether there is time to measure a program again."""
@@ -135,7 +135,7 @@ class Clock:
         """
         begun = self.elapsed
         try:
-            with deadline.until(self._start + self.seconds - self.reserve):
+            with deadline.until(self._start + self.seconds - 2 * self.reserve):
                 result = step()
         except deadline.DeadlinePassed:
             self.ran_out = True

@@ -97,7 +97,7 @@ def report(
     """
     errors = _errors(quantized, as_prepared(prepared), batches)
     rows: dict[tuple[object, ...], QuantizationRow] = {}
-    sizes = _WeightSizes(prepared)
+    sizes = _WeightSizes()
     for gm in prepared.graph_modules:
         nodes = {node.name: node for node in gm.graph.nodes}
         for placement in placements(gm, prepared.config):
@@ -105,40 +105,30 @@ def report(
             key = placement.node, placement.operator, placement.source, paths
             if key not in rows:
                 rows[key] = _row(prepared, gm, placement, nodes)
-            sizes.add(gm, placement, nodes)
+            sizes.add(gm, rows[key], nodes)
         sizes.add_floats(gm)
     return QuantizationReport(tuple(rows.values()), errors, *sizes.total())
 
 
 class _WeightSizes:
-    """Adds up the bytes of weights, each of which may be read by several operators.
+    """Adds up the bytes of weights, each of which may be read by several operators."""
 
-    Args:
-        prepared: What was converted.
-    """
-
-    def __init__(self, prepared: PreparedProgram) -> None:
-        self._prepared = prepared
+    def __init__(self) -> None:
         self._before: dict[_Place, int] = {}
         self._after: dict[object, int] = {}
         self._readers: set[tuple[fx.Node, str]] = set()
 
-    def add(
-        self, gm: fx.GraphModule, placement: QuantizedOperator, nodes: Mapping[str, fx.Node]
-    ) -> None:
+    def add(self, gm: fx.GraphModule, row: QuantizationRow, nodes: Mapping[str, fx.Node]) -> None:
         """Add the weight of an operator, if it has one that is quantised."""
-        for operand in placement.operands:
+        for operand in row.operands:
             if not operand.is_weight:
                 continue
             read = nodes[operand.producer]
             weight = find_attribute(gm, str(read.target)).detach()
-            stored = self._prepared.choices.stored(
-                str(read.target), weight, operand.axis, operand.spec
-            )
             place = _place_of(weight)
             self._before[place] = weight.nbytes
-            self._after[place, operand.axis, operand.spec] = stored.nbytes
-            self._readers.add((read, placement.node))
+            self._after[place, operand.axis, operand.spec] = row.bytes_after
+            self._readers.add((read, row.node))
 
     def add_floats(self, gm: fx.GraphModule) -> None:
         """Add the weights of a graph that operators in floating point read, too."""

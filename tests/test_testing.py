@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from fxkit.errors import NumericsError, RewriteError
 from fxkit.ir.types import TensorType
 from fxkit.patterns.language import operand
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Rule, rule
 from fxkit.testing import (
     assert_equivalent,

@@ -25,7 +25,7 @@ from fxkit.errors import FxkitError
 from fxkit.ir.printer import format_graph
 from fxkit.ir.writing import writing
 from fxkit.lower.compiling.kernel_explanation import explain_kernel
-from fxkit.lower.compiling.pipeline import Lowering, LoweringStep
+from fxkit.lower.compiling.pipeline import LoweringState, LoweringStep
 from fxkit.passes.base import Pass
 from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.manager.records import PassRecord
@@ -64,7 +64,7 @@ class CompileDump(Instrument):
         """Write why a pass failed."""
         self._write(f"pass_{current.name}_failed", str(error), "failed")
 
-    def after_step(self, step: LoweringStep, state: Lowering, seconds: float) -> None:
+    def after_step(self, step: LoweringStep, state: LoweringState, seconds: float) -> None:
         """Write what a step of lowering made, if that is new."""
         text = step.show(state)
         if text in ("", self._shown):

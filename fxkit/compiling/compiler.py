@@ -18,7 +18,7 @@ from fxkit.authoring.kernels.definition import AuthoredKernel
 from fxkit.authoring.kernels.registered import check_kernels
 from fxkit.compiling.compiled_method import keep_program, kept_program
 from fxkit.compiling.compiled_model import CompiledModel, as_model, program_of
-from fxkit.compiling.graph_compiler import Backend, CompileOptions, GraphCompiler, Lowered
+from fxkit.compiling.graph_compiler import Backend, CompiledResult, CompileOptions, GraphCompiler
 from fxkit.errors import CaptureError, UnsupportedError
 from fxkit.ir.modes import has_dispatch_modes, has_function_modes, is_followed
 from fxkit.ir.program_changes import GraphProgram, ProgramChange, changes_for_copy
@@ -81,7 +81,7 @@ class Compiled(GraphProgram):
         """
         return self._compiler.modules
 
-    def _noted(self, module: Lowered) -> None:
+    def _noted(self, module: CompiledResult) -> None:
         """Take note of a module that was made for a captured graph."""
         is_same = self._options.passes is None and not self.captured.changes
         if module.leaves_calls and is_same:  # the default passes change no results

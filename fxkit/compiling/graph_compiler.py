@@ -34,7 +34,7 @@ from fxkit.lower.compiling.eager_module import eager_module
 from fxkit.lower.compiling.kernel_cache import KernelCache
 from fxkit.lower.compiling.lower_report import KernelTrial
 from fxkit.lower.compiling.lowering import cpp_target, to_cpp_as_recorded
-from fxkit.lower.compiling.pipeline import Lowering, lower
+from fxkit.lower.compiling.pipeline import LoweringState, lower
 from fxkit.lower.compiling.specialising import Specialiser, assumptions, holds_expressions
 from fxkit.lower.dispatch.eager_fallback import left_because
 from fxkit.lower.dispatch.shape_cache import ShapeCache, has_symbolic_sizes
@@ -59,7 +59,8 @@ class CompileOptions:
         train: Whether gradients are compiled.
         dynamic: Which sizes are symbolic.
         tune: Whether kernels are timed against eager.
-        fast: Whether results may be nearer to float64 than eager's.
+        fast: Whether results may be rounded to 16 bits less often than in eager, and infinities and
+            NaNs between operators be lost.
         backend: Makes a callable of each graph, in place of kernels; None for kernels.
         instruments: Observers of each pass and step of lowering.
         dump: A folder that every stage is written to as text, or None.
@@ -101,7 +102,7 @@ class _SymbolicForms:
 
 
 # What runs in the place of a captured graph for certain sizes.
-Lowered = CompiledModule | TrainingModule | StagedModule
+CompiledResult = CompiledModule | TrainingModule | StagedModule
 
 # Makes a callable of a graph and of the tensors that it takes.
 Backend = Callable[[fx.GraphModule, tuple[torch.Tensor, ...]], Callable[..., Any]]
@@ -125,7 +126,7 @@ class GraphCompiler:
         self,
         options: CompileOptions,
         alters_results: Callable[[], bool],
-        note: Callable[[Lowered], None],
+        note: Callable[[CompiledResult], None],
     ) -> None:
         self._options = options
         self._alters_results = alters_results
@@ -161,7 +162,7 @@ class GraphCompiler:
         run.prepare(*args)
         return run
 
-    def _lower_as_it_is(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> Lowered:
+    def _lower_as_it_is(self, gm: fx.GraphModule, args: tuple[torch.Tensor, ...]) -> CompiledResult:
         """Compile a graph for these sizes.
 
         A second graph for the same sizes may differ from the first in a Python number alone: where
@@ -178,7 +179,7 @@ class GraphCompiler:
 
     def _lower_for_sizes(
         self, gm: fx.GraphModule, forms: dict[bool, _SymbolicForms], args: tuple[torch.Tensor, ...]
-    ) -> Lowered:
+    ) -> CompiledResult:
         is_trained = self._is_trained(gm, args)
         if is_trained not in forms:
             forms[is_trained] = _SymbolicForms(gm, Specialiser(gm), self._rewritten_form(gm, args))
@@ -206,7 +207,7 @@ class GraphCompiler:
         args: tuple[torch.Tensor, ...],
         kernel_cache: KernelCache | None = None,
         is_rewritten: bool = False,
-    ) -> Lowered:
+    ) -> CompiledResult:
         policy = self._policy
         instruments = self._watching()
         for instrument in instruments:
@@ -236,7 +237,7 @@ class GraphCompiler:
         is_trained: bool,
         kernel_cache: KernelCache | None,
         instruments: tuple[Instrument, ...],
-    ) -> Lowered:
+    ) -> CompiledResult:
         """Lower a graph that the passes have run on; in eager, with a warning, where that fails."""
         policy = self._policy
         try:
@@ -250,7 +251,7 @@ class GraphCompiler:
                 leave_out = self._own_faults.leaves_out
                 return changed_to_cuda(gm, args, policy, leave_out, instruments)
             return lower(
-                Lowering(
+                LoweringState(
                     gm,
                     args,
                     policy=policy,
@@ -267,7 +268,7 @@ class GraphCompiler:
             outcome = "The graph runs in eager."
             return eager_module(gm, self._own_faults.note("lowering", error, outcome))
 
-    def _noted(self, module: Lowered) -> Lowered:
+    def _noted(self, module: CompiledResult) -> CompiledResult:
         """Take note of a module that was made for a captured graph."""
         self._note(module)
         for part in module.parts if self._options.train else ():

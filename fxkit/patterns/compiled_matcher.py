@@ -17,7 +17,8 @@ from torch import fx
 from fxkit.ir.attributes import type_of_operand
 from fxkit.ir.op import resolve
 from fxkit.patterns.axes import same_axes, same_swap
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
+from fxkit.patterns.matcher import is_floating, is_same_binding, match_at
 from fxkit.patterns.pattern_nodes import (
     Capture,
     Constant,
@@ -25,7 +26,6 @@ from fxkit.patterns.pattern_nodes import (
     Pattern,
     is_same_constant,
 )
-from fxkit.patterns.search import is_floating, is_same_binding, match_at
 from fxkit.torch_adapters.fx_nodes import order_key
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fxkit.ir.types import TensorType, type_of
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Where, objection_of
 
 UNKNOWN = "the types are not known; call propagate_types first"

@@ -29,7 +29,7 @@ from fxkit.ir.program_changes import GraphProgram
 from fxkit.ir.session import EditSession
 from fxkit.patterns.compiled_matcher import find_match
 from fxkit.patterns.insertion_point import InsertionPoint
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.pattern_nodes import Pattern
 from fxkit.patterns.refusals import refusal
 from fxkit.patterns.replacer import Replacer

@@ -19,7 +19,7 @@ from torch import fx, nn
 from fxkit.errors import PatternError
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.language import operand
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.pattern_nodes import Pattern
 from fxkit.patterns.rewriting import Rule, Template, Where, check_sides
 from fxkit.patterns.templates import PatternBuilder, output_values, trace_template

@@ -20,7 +20,7 @@ from fxkit.analysis.effects import effects_of
 from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_value
 from fxkit.ir.types import type_of
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Rule
 from fxkit.torch_adapters.fx_nodes import is_erased, order_key
 

@@ -96,7 +96,7 @@ def alternatives(*_values: Any) -> Any:
 
 
 def chain(*_values: Any) -> Any:
-    """Mark: the first value again and again in place of the second, begun at the third."""
+    """Mark: a link, repeated. Takes the link, its input in the link, and the first input."""
     raise _not_a_program("repeated")
 
 

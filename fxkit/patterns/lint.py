@@ -19,12 +19,12 @@ from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_graph
 from fxkit.patterns.engine import rewrite
 from fxkit.patterns.inputs import captures_of, make_operands, operand_cases, pattern_module
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
+from fxkit.patterns.matcher import match_at
 from fxkit.patterns.pattern_nodes import Pattern
 from fxkit.patterns.refusals import refusal
 from fxkit.patterns.rewrite_report import OWN_WORK
 from fxkit.patterns.rewriting import Rule
-from fxkit.patterns.search import match_at
 from fxkit.patterns.variants import plain_variants
 
 # How many readings of a pattern are looked at, and how many operands are tried for each.

@@ -14,12 +14,12 @@ from fxkit.ir.graph_arguments import graph_module_of
 from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_node, format_source
 from fxkit.ir.program_changes import GraphProgram
-from fxkit.patterns.matching import Miss
+from fxkit.patterns.match_results import Miss
+from fxkit.patterns.matcher import match_at
 from fxkit.patterns.pattern_nodes import Pattern
 from fxkit.patterns.refusals import refusal
 from fxkit.patterns.rewriting import Rule, check_rules
 from fxkit.patterns.safety import Safety
-from fxkit.patterns.search import match_at
 from fxkit.patterns.templates import pattern
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from fxkit.errors import RewriteError
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.operand_checks import user_requiring_tensor
 from fxkit.patterns.rewriting import Rule, objection_of
 

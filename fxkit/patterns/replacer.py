@@ -13,7 +13,7 @@ from fxkit.ir.op import Attribute
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import KEY as TYPE_KEY
 from fxkit.patterns.language import COMPUTES, computation
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.safety import Safety
 from fxkit.torch_adapters.fx_nodes import args_of, is_erased, kwargs_of

@@ -20,7 +20,7 @@ from typing import Any
 from fxkit.errors import PatternError
 from fxkit.ir.printer import format_node, format_source
 from fxkit.patterns.language import Operand
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.pattern_nodes import Capture, Pattern
 from fxkit.patterns.replacement import Template
 from fxkit.patterns.templates import PatternBuilder, output_values, pattern, trace_template

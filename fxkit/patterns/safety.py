@@ -26,7 +26,7 @@ from fxkit.ir.op import Attribute, resolve
 from fxkit.ir.printer import format_value
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.insertion_point import InsertionPoint, attributes_of, bound_to, place_of
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Rule
 from fxkit.patterns.sharing import sharing_of_match, sharing_of_replacement
 

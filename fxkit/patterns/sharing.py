@@ -17,7 +17,7 @@ from fxkit.analysis.shared_memory import (
 from fxkit.ir.types import type_of
 from fxkit.patterns.insertion_point import bound_to
 from fxkit.patterns.language import COMPUTES, computation
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Rule
 
 

@@ -6,7 +6,7 @@ from torch import fx
 
 from fxkit.errors import RewriteError
 from fxkit.ir.printer import format_source
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Rule
 
 # A rule whose result it rewrites again and again, this often in a row, is taken to have no end.

@@ -84,6 +84,8 @@ def _quantize(options: argparse.Namespace, load: Loader) -> int:
         raise UnsupportedError(
             f"expected example inputs in {options.file}, got none", hint="give --data"
         )
+    if not options.data and spec.activations is not None and not spec.activations.is_dynamic:
+        print("note: ranges are those of the example inputs in the file; --data gives others\n")
     with torch.no_grad():
         prepared = prepare(gm, args, spec, kwargs=kwargs)
         calibrate(prepared, batches)

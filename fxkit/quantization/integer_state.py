@@ -32,7 +32,8 @@ _SIZES = frozenset(f"aten.{name}" for name in ("size", "sym_size", "dim", "numel
 
 @dataclass(frozen=True)
 class IntegerState:
-    """How integers stand for a state: x is clamp(round(x / scale) + zero_point, low, high).
+    """How integers stand for a state: x is stored as
+    clamp(round(x / scale) + zero_point, low, high).
 
     Attributes:
         dtype: The type of the integers.

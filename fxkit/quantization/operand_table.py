@@ -34,11 +34,22 @@ class QuantizableOperator:
 
 _CONVOLUTION = QuantizableOperator(("input",), "weight", 0)
 
+_TRANSPOSED = QuantizableOperator(
+    ("input",),
+    "weight",
+    1,
+    float_unless_named="no integer kernel computes transposed convolutions; by_operator or by_node "
+    "may round what they take",
+)
+
 OPERATORS = {
     "aten.linear": QuantizableOperator(("input",), "weight", 0, 1),
     "aten.conv1d": _CONVOLUTION,
     "aten.conv2d": _CONVOLUTION,
     "aten.conv3d": _CONVOLUTION,
+    "aten.conv_transpose1d": _TRANSPOSED,
+    "aten.conv_transpose2d": _TRANSPOSED,
+    "aten.conv_transpose3d": _TRANSPOSED,
     "aten.addmm": QuantizableOperator(("mat1", "mat2"), "mat2", -1),
     "aten.mm": QuantizableOperator(("self", "mat2"), "mat2", -1),
     "aten.bmm": QuantizableOperator(("self", "mat2")),
@@ -51,12 +62,11 @@ OPERATORS = {
     ),
 }
 
+_ADDED = "of products with an addend addmm alone is quantised: write it as matmul and an addition"
+
 NOT_QUANTIZED = {
-    "aten.conv_transpose1d": "transposed convolutions have no row",
-    "aten.conv_transpose2d": "transposed convolutions have no row",
-    "aten.conv_transpose3d": "transposed convolutions have no row",
-    "aten.einsum": "sums by letters have no row",
-    "aten.baddbmm": "products that are added to have no row but addmm",
+    "aten.einsum": "einsum is not quantised: write it as linear or matmul",
+    "aten.baddbmm": _ADDED,
     **dict.fromkeys(
         (
             *(f"aten.{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
@@ -66,13 +76,13 @@ NOT_QUANTIZED = {
     ),
     **dict.fromkeys(
         ("aten.embedding_bag", "opaque.torch.nn.functional.embedding_bag"),
-        "sums of rows have no row",
+        "embedding_bag is not quantised: embedding is, with a sum behind it",
     ),
-    "aten.bilinear": "products of three tensors have no row",
-    "aten.addbmm": "products that are added to have no row but addmm",
+    "aten.bilinear": "products of three tensors are not quantised",
+    "aten.addbmm": _ADDED,
     **dict.fromkeys(
         ("aten.mv", "aten.addmv", "aten.dot", "aten.vdot", "aten.addr", "aten.outer"),
-        "products with a vector have no row",
+        "products with a vector are not quantised: those with a matrix of one row are",
     ),
     **dict.fromkeys(
         (
@@ -83,7 +93,7 @@ NOT_QUANTIZED = {
             "aten.chain_matmul",
             "aten.linalg_multi_dot",
         ),
-        "products that torch makes of others have no row: write them as matmul",
+        "torch makes it of other products: write it as matmul",
     ),
     **dict.fromkeys(
         (ATTENTION, f"opaque.{ATTENTION}"),

@@ -18,11 +18,11 @@ from fxkit.quantization.specs import (
     int8_weight_only,
 )
 
-FLOAT, HALF = "float32", "bfloat16"
+FLOAT, BFLOAT16 = "float32", "bfloat16"
 
 FORMATS: dict[str, QuantizationSpec | None] = {
     FLOAT: None,
-    HALF: None,
+    BFLOAT16: None,
     "int8": int8_static(),
     "int8_dynamic": int8_dynamic(),
     "int8_weight_only": int8_weight_only(),
@@ -102,7 +102,7 @@ def layers_of(gm: fx.GraphModule, formats: Mapping[str, QuantizationSpec | None]
             if placed.operator != "aten.embedding" and any(o.is_weight for o in placed.operands):
                 choices.setdefault(placed.node, []).append(name)
     floats = [name for name, spec in formats.items() if spec is None]
-    if not choices and HALF in formats:
+    if not choices and BFLOAT16 in formats:
         for placed in placements(gm, QuantizationConfig(int8_weight_only())):
             if placed.operator != "aten.embedding" and placed.is_quantized:
                 choices[placed.node] = []

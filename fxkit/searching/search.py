@@ -16,10 +16,10 @@ from fxkit.quantization.comparison import compare
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.preparation import PreparedProgram, prepare
 from fxkit.quantization.specs import QuantizationSpec
-from fxkit.searching.candidates import Assignment, Bench, Clock, Metric
+from fxkit.searching.bench import Assignment, Bench, Clock, Metric
 from fxkit.searching.number_formats import FLOAT, Layers, formats_of, layers_of
-from fxkit.searching.result_noise import Noise
 from fxkit.searching.search_result import SearchResult, Trial
+from fxkit.searching.signal_to_noise import SignalToNoise
 
 ROUNDS, LEAST_ROUNDS = 30, 5
 GAIN = 0.99
@@ -79,7 +79,7 @@ def search(
                 "expected layers with weights that can be quantised, got none",
                 hint="fxkit.quantization.report says why for each operator",
             )
-        judge = metric or Noise(prepared.remake(), batch_of)
+        judge = metric or SignalToNoise(prepared.remake(), batch_of)
         bench = Bench(prepared, layers, judge, examples[:-held], batches[0], ROUNDS)
         found = _Search(bench, at_least, clock, batches[:1])
         found.run()
@@ -187,7 +187,7 @@ class _Search:
         for that, the error of the layer's own results.
         """
         changed = [name for name, kind in assignment.items() if kind != FLOAT]
-        noise = Noise(self.bench.prepared.remake(), lambda batch: batch)
+        noise = SignalToNoise(self.bench.prepared.remake(), lambda batch: batch)
         alone: dict[str, float] = {}
         until = (self.clock.elapsed + self.clock.seconds) / 2
         for name in changed:

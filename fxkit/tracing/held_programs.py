@@ -1,4 +1,4 @@
-"""What runs of a program that another tool or mode holds."""
+"""Unwrap exported programs, programs in pieces, and what `torch.compile` returned."""
 
 from __future__ import annotations
 

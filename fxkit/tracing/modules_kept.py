@@ -1,4 +1,4 @@
-"""Modules are as they were after their program was followed: no placeholder stays in them."""
+"""Restore the attributes of modules after a symbolic trace: no placeholder stays in them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from fxkit.tracing.recorder.state_restore import (
     set_random_states,
 )
 from fxkit.tracing.symbolic_errors import explained, refuse_hooks
-from fxkit.tracing.values.regions import RegionModes, Regions, read_ambient
+from fxkit.tracing.values.mode_scopes import RegionModes, Regions, read_ambient
 
 
 def symbolic_trace(

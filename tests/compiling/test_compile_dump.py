@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, layer_norm
 
 import fxkit
 from fxkit.errors import PassError
-from fxkit.lower.compiling.pipeline import LOWER
+from fxkit.lower.compiling.pipeline import LOWERING_STEPS
 from fxkit.passes import Instrument, Pass, PrintAfter
 from fxkit.passes.manager.records import PassRecord
 
@@ -48,7 +48,7 @@ def test_instruments_see_the_passes_and_the_steps_in_order() -> None:
     stages = Stages()
     run(fxkit.compile(program, instruments=[stages]), X)
     passes = [one.name for one in fxkit.passes.pipelines.LOWERING]
-    assert stages.seen == ["begin", *passes, *(step.name for step in LOWER)]
+    assert stages.seen == ["begin", *passes, *(step.name for step in LOWERING_STEPS)]
 
 
 def test_instruments_see_a_backward() -> None:
@@ -79,7 +79,7 @@ def test_every_stage_is_a_file_in_the_order_of_the_pipeline(tmp_path: Path) -> N
     files = sorted(path.name for path in folder.iterdir() if path.name != "index.txt")
     stages = [name.partition("_")[2].removesuffix(".txt") for name in files]
     assert stages[:2] == ["captured_graph", "pass_canonicalise"]
-    steps = {step.name for step in LOWER}
+    steps = {step.name for step in LOWERING_STEPS}
     expected = ["infer_types", "partition", "plan", "build", "assemble"]
     assert [stage for stage in stages if stage in steps] == expected
     assert stages[-1] == "kernel_0"

@@ -15,8 +15,8 @@ from torch import fx
 import fxkit
 from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_graph
+from fxkit.patterns.matcher import is_floating
 from fxkit.patterns.pattern_nodes import is_same_constant
-from fxkit.patterns.search import is_floating
 from tests.operator_samples import Sample, is_same, samples
 
 Form = tuple[tuple[Any, ...], dict[str, Any]]

@@ -9,7 +9,7 @@ import torch
 
 from fxkit.errors import CounterexampleError, NumericsError
 from fxkit.ir.types import TensorType
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Rule, rule
 from fxkit.testing import prove
 

@@ -19,7 +19,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns import engine, rule_index
 from fxkit.patterns.conditions import every
 from fxkit.patterns.engine import find, rewrite
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.reasons import explain
 from fxkit.patterns.rewrite_report import RewriteReport
 from fxkit.patterns.rewriting import rule

@@ -44,6 +44,7 @@ def test_a_file_is_quantised_into_another(
     assert main(["quantize", str(saved), "-o", str(output), "--spec", spec]) == 0
     told = capsys.readouterr().out
     assert "2 of 2 operators quantised" in told and str(output) in told
+    assert ("ranges are those of the example inputs" in told) == (spec == "int8_static")
     found: Any = torch.export.load(output).module()
     x = torch.randn(4, 128)
     torch.testing.assert_close(found(x), model(x), atol=0.1, rtol=0.1)

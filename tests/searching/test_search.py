@@ -14,7 +14,7 @@ from fxkit import quantization as q
 from fxkit.errors import UnsupportedError
 from fxkit.lower.building import deadline
 from fxkit.quantization.affine import signal_to_noise
-from fxkit.searching import candidates
+from fxkit.searching import bench
 from fxkit.searching.number_formats import FORMATS, layers_of
 
 Example = tuple[Tensor]
@@ -42,7 +42,7 @@ def latencies(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float]]:
     """Let programs take seconds by the formats of their layers, in place of a machine's."""
     seconds = {"float32": 1.0, "bfloat16": 0.8, "int8": 0.5, "int4": 0.4}
     programs: dict[int, float] = {}
-    plain = candidates.Bench.program
+    plain = bench.Bench.program
 
     def program(bench: Any, assignment: Mapping[str, str]) -> Any:
         made = plain(bench, assignment)
@@ -54,9 +54,9 @@ def latencies(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float]]:
         return 1.0, programs.get(id(compiled), 1.0)
 
     kept: list[Any] = []
-    monkeypatch.setattr(candidates.Bench, "program", program)
-    monkeypatch.setattr(candidates.Bench, "latencies", measured)
-    monkeypatch.setattr(candidates, "compile_program", lambda made: made)
+    monkeypatch.setattr(bench.Bench, "program", program)
+    monkeypatch.setattr(bench.Bench, "latencies", measured)
+    monkeypatch.setattr(bench, "compile_program", lambda made: made)
     yield seconds
 
 
@@ -113,7 +113,7 @@ def test_one_that_is_slower_again_is_not_preferred(
 ) -> None:
     """Another one, which was slower at first, is measured again, too."""
     latencies.update(bfloat16=0.5, int8=0.4, int4=2.0)
-    plain, seen = candidates.Bench.latencies, set[int]()
+    plain, seen = bench.Bench.latencies, set[int]()
 
     def slower_later(self: Any, program: Any, rounds: int) -> Any:
         before, after = plain(self, program, rounds)
@@ -121,7 +121,7 @@ def test_one_that_is_slower_again_is_not_preferred(
         seen.add(id(program))
         return before, after * 2 if is_again and after < 0.45 else after
 
-    monkeypatch.setattr(candidates.Bench, "latencies", slower_later)
+    monkeypatch.setattr(bench.Bench, "latencies", slower_later)
     found = q.search(Net().eval(), examples(), at_least=0.0)
     assert found.ratio == min(one.ratio for one in found.trials)
     assert 0.45 < found.ratio <= 0.5
@@ -133,17 +133,17 @@ def test_the_search_stops_in_time(
     now = [0.0]
 
     def lasting(name: str, seconds: float) -> None:
-        plain = getattr(candidates.Bench, name)
+        plain = getattr(bench.Bench, name)
 
         def run(*args: Any) -> Any:
             now[0] += seconds
             return plain(*args)
 
-        monkeypatch.setattr(candidates.Bench, name, run)
+        monkeypatch.setattr(bench.Bench, name, run)
 
     for name, seconds in (("measure", 5.0), ("judge", 2.0), ("program", 1.0), ("latencies", 1.0)):
         lasting(name, seconds)
-    monkeypatch.setattr(candidates.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
     found = q.search(Net().eval(), examples(), at_least=10.0, seconds=60)
     assert found.elapsed <= 60
     whole = q.search(Net().eval(), examples(), at_least=10.0, seconds=10**6)
@@ -157,7 +157,7 @@ def test_a_step_that_builds_for_too_long_is_stopped(
     latencies: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    plain = candidates.Bench.measure
+    plain = bench.Bench.measure
 
     def building(bench: Any, label: str, assignment: Mapping[str, str]) -> Any:
         for _ in range(1000 if label == "all int4" else 5):
@@ -165,8 +165,8 @@ def test_a_step_that_builds_for_too_long_is_stopped(
             deadline.remaining()
         return plain(bench, label, assignment)
 
-    monkeypatch.setattr(candidates.Bench, "measure", building)
-    monkeypatch.setattr(candidates.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(bench.Bench, "measure", building)
+    monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
     over = ("float32", "int8", "int4")
     found = q.search(Net().eval(), examples(), at_least=10.0, over=over, seconds=60)
     assert found.elapsed <= 60

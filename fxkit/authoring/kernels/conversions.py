@@ -17,7 +17,7 @@ from torch import fx
 
 from fxkit.ir.types import TensorType
 from fxkit.patterns.inputs import captures_of, pattern_module
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.pattern_nodes import Capture, Constant, Operation, Pattern
 from fxkit.patterns.rewriting import Rule, conditions_of
 

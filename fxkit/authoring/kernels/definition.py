@@ -28,7 +28,7 @@ from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.compiling.native_operators import call_natively
 from fxkit.lower.runtime.kernel_call import stores_its_values
 from fxkit.patterns.language import Operand, operand
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.pattern_nodes import Pattern
 from fxkit.patterns.rewriting import Rule, Template, Where, check_sides, conditions_of
 from fxkit.patterns.templates import pattern as pattern_of

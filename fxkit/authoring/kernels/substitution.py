@@ -25,7 +25,7 @@ from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.manager.instruments import Instrument
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.remove_inference_no_ops import RemoveInferenceNoOps
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Rule, objection_of
 
 

@@ -19,7 +19,7 @@ from fxkit.lower.autotuning import times
 from fxkit.lower.compiling.compiled_module import CompiledModule
 from fxkit.lower.compiling.inferred_types import typed
 from fxkit.lower.compiling.lowering import cpp_target
-from fxkit.lower.compiling.pipeline import Lowering, lower
+from fxkit.lower.compiling.pipeline import LoweringState, lower
 from fxkit.lower.families.products.regions import continues_product
 from fxkit.lower.fusion.kernel_faults import KernelFaults
 from fxkit.lower.fusion.partitioner import partition
@@ -29,7 +29,7 @@ from fxkit.passes.base import Pass
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.partitioning.parts import GraphPart
 from fxkit.patterns.engine import rewrite
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.torch_adapters.fx_nodes import is_erased
 
 
@@ -162,7 +162,7 @@ def _compiled(gm: fx.GraphModule, args: tuple[Any, ...], options: TrialOptions) 
 
         return to_cuda(gm, args, policy=options.policy)
     target = cpp_target(gm, options.policy, None)
-    return lower(Lowering(gm, args, policy=options.policy, target=target, packs=True))
+    return lower(LoweringState(gm, args, policy=options.policy, target=target, packs=True))
 
 
 def made_up(known: Any) -> Any:

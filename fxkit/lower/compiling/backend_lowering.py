@@ -22,7 +22,7 @@ from fxkit.passes.manager.instruments import Instrument
 MakeFunction = Callable[[Kernel], Callable[..., int | None]]
 """Makes a function of the addresses of a kernel's buffers, in their order."""
 
-_LEFT = Choosing.always("it is left to torch: no product, convolution or attention is loop IR")
+_LEFT = Choosing.all_library("it is left to torch: no product, convolution or attention is loop IR")
 
 
 def to_backend(

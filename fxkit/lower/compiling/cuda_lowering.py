@@ -28,7 +28,7 @@ from fxkit.lower.compiling.library_integer_products import (
 )
 from fxkit.lower.compiling.multiply_activations import MultiplyActivations
 from fxkit.lower.compiling.multiply_integers import MultiplyIntegers
-from fxkit.lower.compiling.pipeline import KernelTarget, Lowering, lower, lower_typed
+from fxkit.lower.compiling.pipeline import KernelTarget, LoweringState, lower, lower_typed
 from fxkit.lower.compiling.token_scales import NAMESPACE
 from fxkit.lower.compiling.whole_operators import Choosing
 from fxkit.lower.fusion.group import FusionGroup
@@ -83,7 +83,7 @@ INTEGER_PASSES = (
 )
 """What makes products of integers of a quantised graph on a GPU."""
 
-_LEFT = Choosing.always("it is left to torch's library, on a GPU and beside it")
+_LEFT = Choosing.all_library("it is left to torch's library, on a GPU and beside it")
 
 
 def to_cuda(
@@ -142,7 +142,7 @@ def changed_to_cuda(
     chosen = _policy_for(gm, policy)
     target = _target_on(chosen.gpu)
     return lower(
-        Lowering(
+        LoweringState(
             gm, args, policy=chosen, target=target, packs=True, on_failure=on_failure,
             instruments=instruments,
         )

@@ -12,7 +12,7 @@ from fxkit.lower.compiling.compiled_module import CompiledModule
 from fxkit.lower.compiling.eager_module import eager_module
 from fxkit.lower.compiling.inferred_types import has_type
 from fxkit.lower.compiling.kernel_cache import KernelCache
-from fxkit.lower.compiling.pipeline import KernelTarget, Lowering, lower, lower_typed
+from fxkit.lower.compiling.pipeline import KernelTarget, LoweringState, lower, lower_typed
 from fxkit.lower.compiling.plan import make_plan
 from fxkit.lower.compiling.whole_operators import Choosing, choose_kernels
 from fxkit.lower.families.products.regions import continues_product
@@ -70,7 +70,9 @@ def to_cpp(
     """
     chosen = policy or Policy()
     target = cpp_target(gm, chosen, kernel_cache)
-    return lower(Lowering(gm, args, kwargs, chosen, target, tunes=tune, instruments=instruments))
+    return lower(
+        LoweringState(gm, args, kwargs, chosen, target, tunes=tune, instruments=instruments)
+    )
 
 
 def cpp_target(
@@ -89,7 +91,7 @@ def _alternatives(gm: fx.GraphModule, policy: Policy) -> dict[str, Kernel]:
     kernels: dict[str, Kernel] = {}
     regions = partition(gm, policy, continues_product)
     for reason in (None, "another size may be left to torch's library"):
-        choices = choose_kernels(gm, regions.steps, Choosing.always(reason), KernelFaults())
+        choices = choose_kernels(gm, regions.steps, Choosing.all_library(reason), KernelFaults())
         plan = make_plan(gm, regions, choices)
         kernels |= {f"other_{len(kernels)}_{name}": kernel for name, kernel in plan.kernels.items()}
     return kernels

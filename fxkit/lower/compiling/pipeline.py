@@ -1,7 +1,7 @@
 """Lowering, from top to bottom: the steps that make a compiled module of a graph.
 
-`LOWER` lists them. Each reads what the steps before it have left in a `Lowering`, adds what it
-makes, and can print that: `step.show(state)`.
+`LOWERING_STEPS` lists them. Each reads what the steps before it have left in a `LoweringState`,
+adds what it makes, and can print that: `step.show(state)`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class KernelTarget:
 
 
 @dataclass
-class Lowering:
+class LoweringState:
     """A graph on its way to a compiled module.
 
     Attributes:
@@ -121,20 +121,20 @@ class LoweringStep:
 
     name: str
     does: str
-    run: Callable[[Lowering], None]
-    show: Callable[[Lowering], str]
+    run: Callable[[LoweringState], None]
+    show: Callable[[LoweringState], str]
     sees_modes: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}: {self.does}"
 
 
-def lower(state: Lowering) -> CompiledModule:
-    """Run the steps of `LOWER` until there is a module."""
-    return _run(LOWER, state)
+def lower(state: LoweringState) -> CompiledModule:
+    """Run the steps of `LOWERING_STEPS` until there is a module."""
+    return _run(LOWERING_STEPS, state)
 
 
-def _run(steps: Iterable[LoweringStep], state: Lowering) -> CompiledModule:
+def _run(steps: Iterable[LoweringStep], state: LoweringState) -> CompiledModule:
     for step in steps:
         begin = time.perf_counter()
         with contextlib.nullcontext() if step.sees_modes else torch.DisableTorchFunction():
@@ -147,19 +147,19 @@ def _run(steps: Iterable[LoweringStep], state: Lowering) -> CompiledModule:
     raise LookupError("expected the last step to make a module")
 
 
-def _infer_types(state: Lowering) -> None:
+def _infer_types(state: LoweringState) -> None:
     """Find the type of each node, unless they are known."""
     if state.args is not None:
         typed(state.gm, state.args, state.kwargs)
 
 
-def _pack_convolutions(state: Lowering) -> None:
+def _pack_convolutions(state: LoweringState) -> None:
     """Pack the weights of convolutions, where the graph may change."""
     if state.packs and state.args is not None and state.target.packs_convolutions:
         pack_convolutions(state.gm, state.args, state.on_failure, state.instruments)
 
 
-def _multiply_integers(state: Lowering) -> None:
+def _multiply_integers(state: LoweringState) -> None:
     """Multiply the integers of a quantised graph, where the graph may change."""
     if not state.packs or state.args is None:
         return
@@ -168,7 +168,7 @@ def _multiply_integers(state: Lowering) -> None:
         typed(state.gm, state.args, state.kwargs)
 
 
-def _partition(state: Lowering) -> None:
+def _partition(state: LoweringState) -> None:
     """Find which nodes share a kernel. What a region costs is read off its loop IR: it is emitted
     here, once."""
     if config.current().backend == "eager":
@@ -178,21 +178,21 @@ def _partition(state: Lowering) -> None:
         state.partition = partition(state.gm, state.policy, continues_product, state.faults)
 
 
-def _choose_kernels(state: Lowering) -> None:
+def _choose_kernels(state: LoweringState) -> None:
     """Choose a kernel or torch's library for each product, convolution and attention."""
     assert state.partition is not None
     choosing = replace(state.target.choosing, allows_bf16x3=state.policy.allows_bf16x3)
     state.choices = choose_kernels(state.gm, state.partition.steps, choosing, state.faults)
 
 
-def _plan(state: Lowering) -> None:
+def _plan(state: LoweringState) -> None:
     """Make the graph of kernel calls; biases and epilogues join the kernels beside them."""
     assert state.partition is not None
     with paused_collector(keeps_all=False):
         state.plan = make_plan(state.gm, state.partition, state.choices, state.target.make_call)
 
 
-def _build(state: Lowering) -> None:
+def _build(state: LoweringState) -> None:
     """Schedule, print and build the kernels; torch computes those that fail."""
     plan = state.plan
     assert plan is not None
@@ -208,7 +208,7 @@ def _build(state: Lowering) -> None:
         state.module = module_without_kernels(state.gm, plan.regions, "no kernel could be built")
 
 
-def _tune(state: Lowering) -> None:
+def _tune(state: LoweringState) -> None:
     """Time kernels against eager; where eager wins, partition again without those regions."""
     assert state.plan is not None
     if state.tunes:
@@ -219,18 +219,18 @@ def _tune(state: Lowering) -> None:
     choose_thread_counts(state.plan, state.policy)
 
 
-def _assemble(state: Lowering) -> None:
+def _assemble(state: LoweringState) -> None:
     """Make the module; its graph of kernel calls becomes one program of the C binding."""
     assert state.plan is not None and state.built is not None
     again = functools.partial(lower_typed, policy=state.policy, target=state.target)
     state.module = CompiledModule(state.gm, state.plan, state.built, again)
 
 
-def _graph_text(state: Lowering) -> str:
+def _graph_text(state: LoweringState) -> str:
     return format_graph(state.gm, sources=True)
 
 
-def _plan_text(state: Lowering) -> str:
+def _plan_text(state: LoweringState) -> str:
     plan = state.plan
     if plan is None:
         return ""
@@ -238,18 +238,18 @@ def _plan_text(state: Lowering) -> str:
     return "\n\n".join([format_graph(plan.graph), *kernels])
 
 
-def _tuned_text(state: Lowering) -> str:
+def _tuned_text(state: LoweringState) -> str:
     if state.plan is None or not isinstance(state.policy, TunedPolicy):
         return ""
     ways = {True: "all threads", False: "one thread"}
     return "\n".join(f"{name}: {ways[c.is_parallel]}" for name, c in state.plan.calls.items())
 
 
-def _report_text(state: Lowering) -> str:
+def _report_text(state: LoweringState) -> str:
     return "" if state.module is None else str(state.module.report())
 
 
-LOWER: tuple[LoweringStep, ...] = (
+LOWERING_STEPS: tuple[LoweringStep, ...] = (
     LoweringStep(
         "infer_types", "graph, inputs → a type on each node", _infer_types, _graph_text, True
     ),
@@ -308,7 +308,7 @@ def lower_typed(
     """
     chosen = target or KernelTarget(Choosing.by_speed())
     return lower(
-        Lowering(gm, None, policy=policy or Policy(), target=chosen, instruments=instruments)
+        LoweringState(gm, None, policy=policy or Policy(), target=chosen, instruments=instruments)
     )
 
 

@@ -66,8 +66,8 @@ class Choosing:
         return cls(objection_by_kind, _never_pays)
 
     @classmethod
-    def always(cls, reason: str | None) -> Choosing:
-        """Leave all of them to the library for a reason, or none."""
+    def all_library(cls, reason: str | None) -> Choosing:
+        """Leave all of them to the library, for a reason; None: kernels compute all they can."""
         return cls(lambda kernels, found: reason, _never_pays)
 
 

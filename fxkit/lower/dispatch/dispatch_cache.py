@@ -50,19 +50,19 @@ class DispatchCache:
     @property
     def paths(self) -> tuple[FastPath, ...]:
         """The entries that run kernels, the last used one first."""
-        return self._paths.ways
+        return self._paths.paths
 
     @property
     def entries(self) -> tuple[DispatchEntry, ...]:
         """All entries, in the order in which they are asked."""
-        return (*self._paths.ways, self._eager) if self._is_eager_in_use else self._paths.ways
+        return (*self._paths.paths, self._eager) if self._is_eager_in_use else self._paths.paths
 
     def use(self, entry: DispatchEntry) -> None:
         """Note which entry served a call; the next one is asked of it first."""
         if isinstance(entry, FastPath):
             self._paths.use(entry)
             self.last = entry
-        elif not self._paths.ways:  # kernels that serve go before eager
+        elif not self._paths.paths:  # kernels that serve go before eager
             self.last = entry
 
     def watch(self, module: Leaving) -> None:

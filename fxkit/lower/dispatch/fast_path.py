@@ -31,7 +31,7 @@ _MAX_TABLES = 4096
 _MAX_TRIES = 3
 
 # Each is asked in turn; those that were not used for longest are given up.
-_MAX_WAYS = 16
+_MAX_PATHS = 16
 
 # What can be run in the place of a graph.
 Module = CompiledModule | TrainingModule | StagedModule
@@ -39,7 +39,7 @@ Module = CompiledModule | TrainingModule | StagedModule
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FastPath:
-    """A quick way into a captured program.
+    """A quick path into a captured program, past Python.
 
     Attributes:
         entry: A callable of the arguments.
@@ -57,7 +57,7 @@ class FastPath:
 
 
 class FastPaths:
-    """The quick ways into a captured program, the last used one first.
+    """The quick paths into a captured program, the last used one first.
 
     Args:
         captured: The program.
@@ -65,43 +65,43 @@ class FastPaths:
             nothing that changes results was done to the graph.
 
     Attributes:
-        ways: The ways in.
+        paths: The fast paths.
     """
 
     def __init__(self, captured: Captured, *, may_leave: bool = False) -> None:
-        self.ways: tuple[FastPath, ...] = ()
+        self.paths: tuple[FastPath, ...] = ()
         self._captured = captured
         self._may_leave = may_leave
         self._tries: dict[int, tuple[Module, int]] = {}
 
-    def use(self, way: FastPath) -> None:
-        """Note which way was taken, if it is another one than the last."""
-        self.ways = (way, *(other for other in self.ways if other is not way))
-        self._captured.note_run(way.variant)
+    def use(self, path: FastPath) -> None:
+        """Note which path was taken, if it is another one than the last."""
+        self.paths = (path, *(other for other in self.paths if other is not path))
+        self._captured.note_run(path.variant)
 
     def learn(self, args: tuple[Any, ...]) -> None:
-        """Make a way in for a call that the captured program has just served, if one can be had."""
+        """Make a fast path of the call that the captured program has just served, if possible."""
         if binding.is_awaited():
             return
         kept = self._captured.kept
-        self.ways = tuple(way for way in self.ways if any(way.variant is it for it in kept))
+        self.paths = tuple(path for path in self.paths if any(path.variant is it for it in kept))
         if not kept or not self._captured.whole:
             return
         variant, module = kept[0], kept[0].run
         if isinstance(module, ShapeCache):
             is_plain_call = all(issubclass(type(arg), torch.Tensor) for arg in args)
             module = module.module_for(args) if is_plain_call else None
-        if not isinstance(module, Module) or any(way.module is module for way in self.ways):
+        if not isinstance(module, Module) or any(path.module is module for path in self.paths):
             return
         tries = self._tries.get(id(module), (module, 0))[1]
         if tries >= _MAX_TRIES:
             return
         self._tries[id(module)] = (module, tries + 1)
         facts = entry_facts(variant, args)
-        if facts is not None and (way := self._way(variant, module, facts, args)) is not None:
-            self.ways = (way, *self.ways[: _MAX_WAYS - 1])
+        if facts is not None and (path := self._path(variant, module, facts, args)) is not None:
+            self.paths = (path, *self.paths[: _MAX_PATHS - 1])
 
-    def _way(
+    def _path(
         self, variant: CacheEntry, module: Module, facts: EntryFacts, args: tuple[torch.Tensor, ...]
     ) -> FastPath | None:
         if self._may_leave and isinstance(module, CompiledModule) and not module.has_kernels:
@@ -114,8 +114,8 @@ class FastPaths:
 def make_entry(facts: EntryFacts, module: Module, program: Callable[..., Any] | None) -> Any | None:
     """Return a callable of the arguments; None where the binding can't check all facts.
 
-    It returns the binding's `MISS` where it is not sure that the facts hold; that they do not is
-    never said. It is made in the modes in which it is to be called.
+    It returns the binding's `MISS` where it can't tell that the facts hold: another entry is asked
+    then. It is made in the modes in which it is to be called.
 
     Args:
         facts: What has to hold.

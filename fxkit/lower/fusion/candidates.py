@@ -95,7 +95,10 @@ def row_of(call: Call, name: str | None = None) -> ScalarOp | ReductionOp | Move
 
 
 def is_candidate(node: fx.Node) -> bool:
-    """Tell whether a node is pointwise or normalises, so that the report owes it an answer."""
+    """Tell whether a table has an entry for a node, or torch calls it pointwise.
+
+    The report says of each such node in which region it is, or why in none.
+    """
     call = resolve(node)
     if call is None or is_alias(node):
         return False

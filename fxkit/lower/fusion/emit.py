@@ -22,7 +22,13 @@ from fxkit.lower.fusion.candidates import Candidate, position_taken
 from fxkit.lower.fusion.column_sums import sum_dtype_of
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.moved_results import Moved, moved_axes
-from fxkit.lower.fusion.placement import domain_of, is_model, row_coordinates, row_dims, row_shape
+from fxkit.lower.fusion.placement import (
+    domain_of,
+    only_type_matters,
+    row_coordinates,
+    row_dims,
+    row_shape,
+)
 from fxkit.lower.fusion.point import EmittedPoint
 from fxkit.lower.fusion.view_map import ViewMap, view_map
 from fxkit.lower.fusion.walked_axes import WalkedAxes, split
@@ -270,7 +276,7 @@ class _Emitter:
                 return value
             is_kept = not self.builder.rounds and row.name in _SUMS
             return self._number(value, dtype, is_kept or name in row.exact_numbers)
-        if is_model(row, name):
+        if only_type_matters(row, name):
             if value not in self._members and value not in self.group.aliases:
                 self._input(value)
             return None

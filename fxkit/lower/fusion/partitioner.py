@@ -121,8 +121,8 @@ class _Partitioner:
         for targets in self._next.values():
             for target in targets:
                 self._waits_for[target] += 1
-        self._ready = _Ready(self._order)
-        self._fusable = _Ready(self._order)
+        self._ready = _NodeQueue(self._order)
+        self._fusable = _NodeQueue(self._order)
         self._candidates: dict[fx.Node, Candidate] = {}
         self._steps: list[fx.Node | FusionGroup] = []
         self._reasons: dict[fx.Node, str] = {}
@@ -137,7 +137,7 @@ class _Partitioner:
                 self._offer(node)
         while self._ready or self._fusable:
             while self._ready:
-                self._emit(self._ready.pop())
+                self._run_in_eager(self._ready.pop())
             if self._fusable:
                 self._open(self._fusable.pop())
         return FusionPlan(self._steps, self._reasons, self._emitted)
@@ -208,7 +208,7 @@ class _Partitioner:
         guarded = [i for i in loads if i.guard is not None]
         return any(map(_is_repeated, guarded)) and len(stretches(kernel)) == 1
 
-    def _emit(self, node: fx.Node) -> None:
+    def _run_in_eager(self, node: fx.Node) -> None:
         self._steps.append(node)
         self._release(node)
 
@@ -240,7 +240,7 @@ class _Partitioner:
     def _grow(self, first: fx.Node) -> FusionGroup:
         """Open a region and take in whatever is ready, related and fits, in graph order."""
         group = self._group(self._candidates[first])
-        waiting = _Ready(self._order, [first])
+        waiting = _NodeQueue(self._order, [first])
         self._fusable.push(first)
         while waiting:
             node = waiting.pop()
@@ -348,7 +348,7 @@ class _Partitioner:
             yield part
 
 
-class _Ready:
+class _NodeQueue:
     """A queue of nodes in graph order, from which any node can be taken."""
 
     def __init__(self, order: dict[fx.Node, int], nodes: list[fx.Node] | None = None) -> None:

@@ -45,14 +45,14 @@ def place(
         return _place_row(found, found.row, space, inside)
     if isinstance(found.row, MoveOp):
         return (_place_beside(found.type.shape, space),)
-    tensors = [t for name, t in found.operands.items() if not is_model(found.row, name)]
+    tensors = [t for name, t in found.operands.items() if not only_type_matters(found.row, name)]
     shapes = [found.operand_types[t].shape for t in tensors_in(tensors)]
     if broadcast_shape(*shapes) != tuple(found.type.shape):
         raise Unfusable("its result has another shape than its operands")
     return (_place_points(found, found.type.shape, space, inside),) * len(found.types)
 
 
-def is_model(row: ScalarOp | ReductionOp | MoveOp, operand: str) -> bool:
+def only_type_matters(row: ScalarOp | ReductionOp | MoveOp, operand: str) -> bool:
     """Tell whether only the type of an operand matters."""
     return row.name == "aten.type_as" and operand == "other"
 
@@ -64,7 +64,7 @@ def _place_points(
     inside: Mapping[fx.Node, Coordinates],
 ) -> Coordinates:
     """Return the coordinates of what a candidate's operands broadcast to."""
-    tensors = [t for name, t in found.operands.items() if not is_model(found.row, name)]
+    tensors = [t for name, t in found.operands.items() if not only_type_matters(found.row, name)]
     operands = [inside[t] for t in tensors if isinstance(t, fx.Node) and t in inside]
     return space.broadcast(operands, shape) if operands else _place_beside(shape, space)
 

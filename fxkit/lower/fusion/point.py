@@ -120,8 +120,8 @@ class EmittedPoint:
         self, view: Callable[..., torch.Tensor], operand: Any, arguments: Mapping[str, Any]
     ) -> tuple[Index, ...]:
         shape = self.shape_of(operand)
-        model = torch.empty(shape, device="meta")
-        strides, offset = shown(model, view(model, **arguments))
+        meta_operand = torch.empty(shape, device="meta")
+        strides, offset = shown(meta_operand, view(meta_operand, **arguments))
         return viewed(self.index, self.shape, strides, offset, shape, self._reader.sizes)
 
     def divided(self, index: Index, by: int) -> tuple[Index, Index]:

@@ -212,29 +212,29 @@ def view_map(node: fx.Node) -> ViewMap:
         if call is None or source is None or not is_alias(node):
             raise Unfusable("it takes one of several results that are no views")
     shape = tuple(type_of(source).shape)
-    model = torch.empty(shape, device="meta")
-    result = model if call.name in _SAME else _run(node, source, model)
+    meta_operand = torch.empty(shape, device="meta")
+    result = meta_operand if call.name in _SAME else _run(node, source, meta_operand)
     result = result if part is None else result[part]
-    strides, offset = shown(model, result)
+    strides, offset = shown(meta_operand, result)
     return ViewMap(source, shape, tuple(result.shape), strides, offset)
 
 
-def shown(model: torch.Tensor, result: Any) -> tuple[tuple[int, ...], int]:
+def shown(meta_operand: torch.Tensor, result: Any) -> tuple[tuple[int, ...], int]:
     """Return the strides and the offset of a view of a tensor without memory.
 
     Raises:
         Unfusable: When it is no view.
     """
     if not isinstance(result, torch.Tensor) or (
-        result is not model and base_of_view(result) is not model
+        result is not meta_operand and base_of_view(result) is not meta_operand
     ):
         raise Unfusable("it copies what a view would show")
     return tuple(result.stride()), int(result.storage_offset())
 
 
-def _run(node: fx.Node, source: fx.Node, model: torch.Tensor) -> Any:
+def _run(node: fx.Node, source: fx.Node, meta_operand: torch.Tensor) -> Any:
     """Run a node on another operand."""
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: model)
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: meta_operand)
     with torch.no_grad():
         if node.op == "call_method":
             operand, *rest = args

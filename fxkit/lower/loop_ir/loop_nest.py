@@ -40,14 +40,14 @@ from fxkit.lower.loop_ir.nest_statements import (
     Define,
     For,
     If,
-    Invert,
-    Keep,
-    Leave,
+    InitAccumulator,
+    PrecomputeReciprocal,
     ReduceThreads,
-    Reset,
     Scan,
     ScanThreads,
     Statement,
+    StoreLocal,
+    StorePartial,
     VectorLoad,
     VectorStore,
     Write,
@@ -153,7 +153,7 @@ class LoopNest:
                 return self._instruction(value)
             case Compute(value, source):
                 return f"%{value}: {short_dtype(kernel.body[value].dtype)} = {source}"
-            case Keep(array, value):
+            case StoreLocal(array, value):
                 return f"{array} = %{value}"
             case Write(store, None):
                 return kernel.store_line(store)
@@ -163,7 +163,7 @@ class LoopNest:
                 return f"{lanes.array} = {lanes.extent} lanes of %{value}"
             case VectorStore(store, lanes):
                 return f"{kernel.store_line(store)} as {lanes.extent} lanes of {lanes.array}"
-            case Reset(reduction, array):
+            case InitAccumulator(reduction, array):
                 return f"{array} = neutral element of {self._monoid(reduction)}"
             case Accumulate(reduction, array, source):
                 operand = source or f"%{kernel.body[reduction].operands[0]}"
@@ -177,9 +177,9 @@ class LoopNest:
             case ScanThreads(value, array, carry, loop):
                 monoid = self._monoid(value)
                 return f"{array}, {carry} = {monoid} before and after {array} over {loop}"
-            case Leave(partial, array):
+            case StorePartial(partial, array):
                 return f"{partial} = {array}"
-            case Invert(value):
+            case PrecomputeReciprocal(value):
                 return f"invert %{value}"
             case _:
                 return str(statement)

@@ -30,14 +30,14 @@ from fxkit.lower.loop_ir.nest_statements import (
     Define,
     For,
     If,
-    Keep,
-    Leave,
+    InitAccumulator,
     LoopKind,
     ReduceThreads,
-    Reset,
     Scan,
     ScanThreads,
     Statement,
+    StoreLocal,
+    StorePartial,
     VectorLoad,
     VectorStore,
     Write,
@@ -110,7 +110,7 @@ class _Machine:
                 self._arrays[name] = replace(statement, axes=within)
             case Compute(value, source):
                 self._values[value] = self._computed(value, source)
-            case Keep(array, value):
+            case StoreLocal(array, value):
                 self._set(array, self._value(value))
             case Write(store, None):
                 self._store(store, self._value(self._kernel.stores[store].value))
@@ -122,7 +122,7 @@ class _Machine:
             case VectorStore(store, lanes):
                 with self._lanes(lanes.extent, lanes.axis, lanes.count):
                     self._store(store, self._get(lanes.array))
-            case Reset(reduction, array):
+            case InitAccumulator(reduction, array):
                 monoid, dtype = self._monoid(reduction), self._arrays[array].dtype
                 number = neutral_element(monoid, dtype)
                 self._set(array, torch.full([1] * self._rank, number, dtype=dtype))
@@ -134,7 +134,7 @@ class _Machine:
                 self._scan(value, array)
             case ScanThreads():
                 self._scan_threads(statement)
-            case Leave(partial, array):
+            case StorePartial(partial, array):
                 self._partials[partial][self._partial_places(partial)] = self._active(
                     self._get(array)
                 )

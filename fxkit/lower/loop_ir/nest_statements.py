@@ -130,7 +130,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class StoreLocal:
     """Write a value of the kernel to a local array.
 
     Attributes:
@@ -199,8 +199,8 @@ class VectorStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
-    """Set what a reduction has come to, to the neutral element.
+class InitAccumulator:
+    """Set the accumulator of a reduction to its neutral element.
 
     Attributes:
         reduction: Its position in the kernel's body.
@@ -272,7 +272,7 @@ class ScanThreads:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class StorePartial:
     """Write what a reduction has come to where later launches find it.
 
     Attributes:
@@ -285,7 +285,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Invert:
+class PrecomputeReciprocal:
     """Prepare a value that many numbers are divided by, so that division is multiplication.
 
     Attributes:
@@ -301,17 +301,17 @@ Statement = (
     | Define
     | Allocate
     | Compute
-    | Keep
+    | StoreLocal
     | Write
     | VectorLoad
     | VectorStore
-    | Reset
+    | InitAccumulator
     | Accumulate
     | ReduceThreads
     | Scan
     | ScanThreads
-    | Leave
-    | Invert
+    | StorePartial
+    | PrecomputeReciprocal
 )
 Block = tuple[Statement, ...]
 
@@ -351,7 +351,7 @@ def guarded(condition: IndexExpr | str, body: Block) -> Block:
     test = variable(condition) if isinstance(condition, str) else condition
     result: list[Statement] = []
     for statement in body:
-        if isinstance(statement, Write | VectorStore | Leave):
+        if isinstance(statement, Write | VectorStore | StorePartial):
             last = result[-1] if result else None
             if isinstance(last, If) and last.condition == test:
                 result[-1] = replace(last, body=(*last.body, statement))

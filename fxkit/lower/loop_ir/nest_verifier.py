@@ -25,15 +25,15 @@ from fxkit.lower.loop_ir.nest_statements import (
     Define,
     For,
     If,
-    Invert,
-    Keep,
-    Leave,
+    InitAccumulator,
     LoopKind,
+    PrecomputeReciprocal,
     ReduceThreads,
-    Reset,
     Scan,
     ScanThreads,
     Statement,
+    StoreLocal,
+    StorePartial,
     VectorLoad,
     VectorStore,
     Write,
@@ -120,7 +120,7 @@ class _Verifier:
                 scope.arrays[name] = statement
             case Compute(value, source):
                 self._compute(value, source, scope)
-            case Keep(array, value):
+            case StoreLocal(array, value):
                 self._known(value, scope)
                 self._array(array, scope)
                 self._ready.add(array)
@@ -136,7 +136,7 @@ class _Verifier:
                 within = self._with_lanes(scope, lanes.extent, lanes.axis, lanes.count)
                 self._bounds(self._kernel.stores[store].access, within)
                 self.stored[store] += 1
-            case Reset(_, array):
+            case InitAccumulator(_, array):
                 self._array(array, scope)
                 self._ready.add(array)
             case Accumulate(reduction, array, source):
@@ -155,10 +155,10 @@ class _Verifier:
                 self._filled(carry, scope)
                 if scope.loops.get(loop) is not LoopKind.THREAD or scope.divergent:
                     self._fail(f"a loop of threads {loop!r}, all of them here", scope.loops)
-            case Leave(partial, array):
+            case StorePartial(partial, array):
                 self._filled(array, scope)
                 self._partial(partial)
-            case Invert(value):
+            case PrecomputeReciprocal(value):
                 self._known(value, scope)
 
     # Loops and indices.

@@ -101,7 +101,7 @@ class MoveOp:
         checks: Whether eager raises for some values of its operands.
         in_order: Whether its operand must lie row by row: types do not tell eager's layout else.
         joins: Whether it reads lists of tensors, some of which may be empty.
-        pays_alone: Whether a kernel for it alone is as fast as eager's.
+        pays_alone: Whether a kernel for it alone is faster than eager's.
         tolerance: Largest difference from eager in epsilons, relative to max(1, |result|).
     """
 
@@ -132,7 +132,7 @@ def move(
         names: The operators, as `resolve` names them.
         checks: Whether eager raises for some values of the operands.
         in_order: Whether the operand must lie row by row: types do not tell eager's layout else.
-        pays_alone: Whether a kernel for it alone is as fast as eager's.
+        pays_alone: Whether a kernel for it alone is faster than eager's.
         tolerance: Largest difference from eager in epsilons, relative to max(1, |result|). 0: equal
             bits.
 

@@ -37,7 +37,7 @@ class KernelCall:
     """Calls a kernel on tensors of the types it was made for, and eager on any others.
 
     Args:
-        name: Name in the generated code.
+        name: Name of the call in the lowered graph.
         kernel: What it computes; None of a kernel that was not made of loop IR.
         function: The built function, or None until it is built.
         inputs: Types of the tensors it is called with.

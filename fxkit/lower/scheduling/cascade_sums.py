@@ -12,8 +12,8 @@ from fxkit.lower.loop_ir.nest_statements import (
     Accumulate,
     Allocate,
     For,
+    InitAccumulator,
     LoopKind,
-    Reset,
     Statement,
     rewritten,
     walk,
@@ -81,7 +81,7 @@ def _in_steps(nest: LoopNest, statement: Statement) -> Statement:
     before: list[Statement] = []
     for one in sums:
         chunk = f"c{one.reduction}"
-        before += [Allocate(chunk, torch.float32), Reset(one.reduction, chunk)]
+        before += [Allocate(chunk, torch.float32), InitAccumulator(one.reduction, chunk)]
 
     def change(inner: Statement) -> Iterable[Statement]:
         if isinstance(inner, Accumulate) and inner in sums:

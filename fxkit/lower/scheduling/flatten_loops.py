@@ -1,4 +1,4 @@
-"""Loop fusion of a perfect nest: neighbouring axes are numbered together."""
+"""Loop coalescing: the loops of a perfect nest become one loop over all their iterations."""
 
 from __future__ import annotations
 

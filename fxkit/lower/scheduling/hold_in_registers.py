@@ -13,9 +13,9 @@ from fxkit.lower.loop_ir.nest_statements import (
     Block,
     Compute,
     For,
-    Keep,
     LoopKind,
     Statement,
+    StoreLocal,
     rewritten,
     walk,
 )
@@ -89,7 +89,7 @@ def _computes(body: Block, value: int) -> bool:
 def _kept(body: Block, value: int, name: str) -> Block:
     def change(statement: Statement) -> Iterable[Statement]:
         is_it = isinstance(statement, Compute) and statement.value == value
-        return [statement, Keep(name, value)] if is_it else [statement]
+        return [statement, StoreLocal(name, value)] if is_it else [statement]
 
     return rewritten(body, change)
 

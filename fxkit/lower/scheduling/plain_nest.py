@@ -14,8 +14,8 @@ from fxkit.lower.loop_ir.nest_statements import (
     Block,
     Compute,
     For,
+    InitAccumulator,
     LoopKind,
-    Reset,
     Scan,
     Statement,
     Write,
@@ -97,7 +97,7 @@ def _sweep(nest: LoopNest, one: RowSweep) -> list[Statement]:
     kernel = nest.kernel
     before: list[Statement] = []
     for p in (*one.reductions, *(p for p in one.values if kernel.body[p].is_scan)):
-        before += [Allocate(f"a{p}", sum_dtype(kernel, p)), Reset(p, f"a{p}")]
+        before += [Allocate(f"a{p}", sum_dtype(kernel, p)), InitAccumulator(p, f"a{p}")]
     body = (
         *_computed(kernel, one.values),
         *(Write(position) for position in one.stores),

@@ -17,8 +17,8 @@ from fxkit.lower.loop_ir.nest_statements import (
     Define,
     For,
     If,
+    InitAccumulator,
     LoopKind,
-    Reset,
     Scan,
     ScanThreads,
     Statement,
@@ -80,7 +80,7 @@ def scanned_by_threads(kernel: Kernel, loop: For, mapping: ThreadMapping) -> For
         assert isinstance(scan, Accumulate)
         own = scan.array
         dtype = kernel.body[scan.reduction].dtype
-        result += [Allocate(own, dtype), Reset(scan.reduction, own), *inside(step)]
+        result += [Allocate(own, dtype), InitAccumulator(scan.reduction, own), *inside(step)]
         result.append(ScanThreads(scan.reduction, own, f"a{scan.reduction}", "t"))
     result += inside(steps[-1])
     kind = LoopKind.UNROLLED if mapping.items else LoopKind.SERIAL

@@ -11,7 +11,7 @@ from fxkit.lower.loop_ir.loop_nest import LoopNest
 from fxkit.lower.loop_ir.nest_statements import (
     Block,
     Compute,
-    Invert,
+    PrecomputeReciprocal,
     Statement,
 )
 from fxkit.lower.scheduling.nest_pass import NestPass, mapping_of, of_each_thread
@@ -46,7 +46,7 @@ class ShareDivisors(NestPass):
             for statement in body:
                 result.append(statement)
                 if isinstance(statement, Compute) and statement.value in divisors:
-                    result.append(Invert(statement.value))
+                    result.append(PrecomputeReciprocal(statement.value))
             return tuple(result)
 
         return of_each_thread(nest, change)

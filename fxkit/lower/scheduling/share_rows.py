@@ -20,10 +20,10 @@ from fxkit.lower.loop_ir.nest_statements import (
     Define,
     For,
     If,
-    Leave,
     LoopKind,
     ReduceThreads,
     Statement,
+    StorePartial,
     Write,
     guarded,
     rewritten,
@@ -192,7 +192,7 @@ class _Stages:
         for name in names:
             result += (
                 *(s for s in self._body if isinstance(s, ReduceThreads) and s.array == name),
-                *self._in_lanes(name, Leave(f"part{name[1:]}", name)),
+                *self._in_lanes(name, StorePartial(f"part{name[1:]}", name)),
             )
         if any(isinstance(s, Define) and s.name == "is_inside" for s in self._body):
             result = guarded("is_inside", result)

@@ -14,10 +14,10 @@ from fxkit.lower.loop_ir.nest_statements import (
     Block,
     Compute,
     For,
-    Keep,
     LoopKind,
     Scan,
     Statement,
+    StoreLocal,
     Write,
     rewritten,
     walk,
@@ -123,7 +123,7 @@ def read_by(kernel: Kernel, statement: Statement) -> tuple[int, ...]:
             return (kernel.stores[store].value,)
         case Accumulate(reduction, _, None):
             return kernel.body[reduction].operands
-        case Keep(_, value):
+        case StoreLocal(_, value):
             return (value,)
         case _:
             return ()

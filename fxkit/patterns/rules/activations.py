@@ -16,7 +16,7 @@ from fxkit.patterns.conditions import (
     no_gradient,
 )
 from fxkit.patterns.language import any_of, computed, operand, optional
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import rule
 
 

@@ -15,7 +15,7 @@ from fxkit.patterns.conditions import (
     unpromoted,
 )
 from fxkit.patterns.language import any_of, computed, operand
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import rule
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from fxkit.patterns.conditions import UNKNOWN, every, types_of
 from fxkit.patterns.language import any_of, computed, operand, optional
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import rule
 from fxkit.patterns.rules.attention_conditions import (
     fill_for,

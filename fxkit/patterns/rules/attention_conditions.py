@@ -10,7 +10,7 @@ import torch
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.conditions import UNKNOWN, is_number, types_of
 from fxkit.patterns.constants import constant_value, numbers_below
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 
 
 def is_attention(match: Match, rank: int = 4) -> bool | str:

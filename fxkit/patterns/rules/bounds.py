@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from fxkit.patterns.conditions import floating, is_number, is_zero, no_gradient
 from fxkit.patterns.language import any_of, computed, operand
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import rule
 
 _BOUNDS = {"low": operand(value=is_number), "high": operand(value=is_number)}

@@ -7,7 +7,7 @@ import torch
 from fxkit.ir.types import TensorType
 from fxkit.patterns.conditions import UNKNOWN, keeps_type
 from fxkit.patterns.language import any_of, operand
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import rule
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fxkit.patterns.conditions import UNKNOWN, not_empty, types_of
 from fxkit.patterns.language import computed, operand
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Where, rule
 
 

@@ -17,7 +17,7 @@ from fxkit.patterns.conditions import (
     types_of,
 )
 from fxkit.patterns.language import any_of, operand
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Where, rule
 
 

@@ -19,7 +19,7 @@ from fxkit.patterns.conditions import (
     shape_of,
 )
 from fxkit.patterns.language import any_of, computed, operand, optional
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Where, rule
 
 

@@ -19,8 +19,8 @@ from fxkit.tracing.functional.sized_runs import SizedRun, tensors_in
 from fxkit.tracing.guarding.guards import check_value
 from fxkit.tracing.recorder.data_dependence import META_KEY
 from fxkit.tracing.values.effects import quietly, write_text
+from fxkit.tracing.values.mode_scopes import RegionModes
 from fxkit.tracing.values.refusals import Refusal, said
-from fxkit.tracing.values.regions import RegionModes
 
 MODES = frozenset(
     {

@@ -13,7 +13,7 @@ from fxkit.errors import CaptureError
 from fxkit.ir.op import OPERATOR_NAME
 from fxkit.ir.types import TensorType
 from fxkit.torch_adapters.modes import count_dispatch_modes, count_function_modes
-from fxkit.tracing.values.regions import Ambient, read_ambient
+from fxkit.tracing.values.mode_scopes import Ambient, read_ambient
 from fxkit.tracing.values.scalar_inputs import AnyScalar, with_free
 from fxkit.tracing.values.sources import ValueSource
 from fxkit.tracing.values.structure import Parts

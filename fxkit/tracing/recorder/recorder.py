@@ -32,8 +32,8 @@ from fxkit.tracing.recorder.scalar_tracing import scalar_text
 from fxkit.tracing.recorder.state_restore import Mutations
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES
 from fxkit.tracing.recorder.transforms import BelowTransforms
+from fxkit.tracing.values.mode_scopes import Regions, read_ambient
 from fxkit.tracing.values.refusals import Failure, Refusal
-from fxkit.tracing.values.regions import Regions, read_ambient
 from fxkit.tracing.values.symbolic_scalars import plain
 
 

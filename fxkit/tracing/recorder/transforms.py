@@ -21,8 +21,8 @@ from fxkit.tracing.environment.call_watch import Watcher
 from fxkit.tracing.recorder.calls import CallSpelling, DataRead, spelling_of
 from fxkit.tracing.recorder.recorded import TracedValue
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES, Tape
+from fxkit.tracing.values.mode_scopes import read_ambient
 from fxkit.tracing.values.refusals import Failure, Refusal
-from fxkit.tracing.values.regions import read_ambient
 
 _MAKES_TENSORS = (torch.tensor, torch.as_tensor)
 _LIFTS = frozenset({torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default})

@@ -18,7 +18,7 @@ from fxkit.tracing.guarding.state_guards import AttributesGuard, StateWatch
 from fxkit.tracing.recorder.recorded import OpaqueCall
 from fxkit.tracing.recorder.state_restore import MemorySnapshot, Mutations
 from fxkit.tracing.values.effects import quietly
-from fxkit.tracing.values.regions import RegionModes
+from fxkit.tracing.values.mode_scopes import RegionModes
 from fxkit.tracing.values.scalar_inputs import ScalarInput, with_free
 from fxkit.tracing.values.sources import ValueSource
 from fxkit.tracing.values.structure import Blueprint

@@ -45,8 +45,8 @@ from fxkit.tracing.recording.run_guards import (
 )
 from fxkit.tracing.recording.state import State, raw
 from fxkit.tracing.values.contents import Content, content_of
+from fxkit.tracing.values.mode_scopes import read_ambient
 from fxkit.tracing.values.refusals import Failure, Refusal
-from fxkit.tracing.values.regions import read_ambient
 from fxkit.tracing.values.scalar_inputs import ScalarInput
 from fxkit.tracing.values.structure import Blueprint
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fxkit
 from fxkit.authoring.kernels import AuthoredKernel
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 
 SOURCE = """
 #include <cmath>

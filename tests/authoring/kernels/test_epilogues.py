@@ -14,7 +14,7 @@ from torch import Tensor
 import fxkit
 from fxkit.authoring.kernels import AuthoredKernel
 from fxkit.errors import NumericsError
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 
 PRODUCT = """
 #include <cstdint>

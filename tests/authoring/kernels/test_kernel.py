@@ -55,7 +55,7 @@ void row_sums(const T* x, const int64_t* x_sizes, int64_t x_stride_0, int64_t x_
 )
 
 
-def is_matrix(match: fxkit.patterns.matching.Match) -> bool:
+def is_matrix(match: fxkit.patterns.match_results.Match) -> bool:
     shape = match.type("x").shape
     return len(shape) == 2 and shape[1] > 0
 

@@ -37,7 +37,7 @@ def wave_gradient(sine: Tensor, square: Tensor, x: Tensor, y: Tensor, k: float) 
     return slope * y + 2 * square * x, slope * x
 
 
-def are_alike(match: fxkit.patterns.matching.Match) -> bool:
+def are_alike(match: fxkit.patterns.match_results.Match) -> bool:
     return match.type("x").shape == match.type("y").shape
 
 

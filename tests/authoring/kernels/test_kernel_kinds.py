@@ -18,7 +18,7 @@ from fxkit.authoring.kernels.trial import TrialOptions
 from fxkit.errors import BuildError, NumericsError, UnsupportedError
 from fxkit.lower import Policy
 from fxkit.lower.building import cuda_toolchain, toolchain
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 
 ACT = """
 #include <cstdint>

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fxkit
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from tests.architectures import HUGGING_FACE
 
 SOURCES = Path(__file__).parent / "sources"

@@ -17,9 +17,9 @@ from fxkit.lower.loop_ir.nest_statements import (
     Define,
     For,
     If,
+    InitAccumulator,
     LoopKind,
     ReduceThreads,
-    Reset,
     Statement,
     VectorLoad,
     VectorStore,
@@ -123,7 +123,7 @@ def test_threads_that_may_be_elsewhere_do_not_fold() -> None:
 def test_a_reduction_begins_somewhere_and_is_read_from_an_array() -> None:
     nest = plain_nest(summed(9, 20))
     with pytest.raises(InvalidGraphError, match="'a1' to be written before it is read"):
-        verify_nest(changed(nest, lambda s: [] if isinstance(s, Reset) else [s]))
+        verify_nest(changed(nest, lambda s: [] if isinstance(s, InitAccumulator) else [s]))
     direct = changed(nest, lambda s: [replace(s, source=None) if isinstance(s, Compute) else s])
     with pytest.raises(InvalidGraphError, match=r"an array that '%1.*' is read from"):
         verify_nest(direct)

@@ -22,7 +22,7 @@ from fxkit.passes import Pass
 from fxkit.passes.manager.groups import FixedPoint
 from fxkit.passes.manager.manager import PassManager
 from fxkit.patterns.engine import rewrite_in
-from fxkit.patterns.matching import Match
+from fxkit.patterns.match_results import Match
 from fxkit.patterns.rewriting import Rule, rule
 from fxkit.patterns.rules import RULES
 from tests.architectures import HUGGING_FACE

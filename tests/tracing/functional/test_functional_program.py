@@ -196,10 +196,10 @@ def _assert_same(ours: Any, theirs: Any) -> None:
             assert a.requires_grad == b.requires_grad and a.stride() == b.stride()
     for one, other in itertools.combinations(range(len(left)), 2):
         if left[one] is not None and left[other] is not None:
-            assert _share(left[one], left[other]) == _share(right[one], right[other])
+            assert _workshare(left[one], left[other]) == _workshare(right[one], right[other])
 
 
-def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _workshare(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 

@@ -61,9 +61,9 @@ class ColumnPrinter(KernelPrinter):
             and not any(i.is_scan or i.op == "check" for i in kernel.body)
         )
 
-    def _share_tiles(self) -> None:
+    def _workshare_tiles(self) -> None:
         if not self._is_cut:
-            super()._share_tiles()
+            super()._workshare_tiles()
 
     def _best_lanes(self) -> int:
         """Return how many rows make a tile."""

@@ -26,11 +26,11 @@ from fxkit.lower.scheduling.kernel_cost import cost_of_point
 from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule
 
 # Threads share the loop that follows; each has the same part of it in every call.
-SHARED = "#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)"
+WORKSHARE = "#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)"
 
 # The same in two steps, so that each thread can do something behind its part.
 TEAM = "#pragma omp parallel num_threads(threads) if (threads > 1)"
-SHARED_IN_TEAM = "#pragma omp for schedule(static) nowait"
+WORKSHARE_IN_TEAM = "#pragma omp for schedule(static) nowait"
 
 # Long rows that threads share are cut into the same parts, whatever the number of threads, so that
 # a sum is the same with one thread and with many.
@@ -85,7 +85,7 @@ class KernelPrinter(VectorLoops, ABC):
             self._add("long fault = 0;")
         self._before_tiles()
         self._open_team()
-        self._share_tiles()
+        self._workshare_tiles()
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile()
         self._close()
@@ -133,17 +133,17 @@ class KernelPrinter(VectorLoops, ABC):
         """Return how the compiler is told to treat the function, with a space behind it."""
         return ""
 
-    def _share_tiles(self) -> None:
+    def _workshare_tiles(self) -> None:
         """Let threads share the loop that follows."""
         count = self._tile_count()
         if is_runtime(count) or (count > 1 and not self._is_small):
-            self._share()
+            self._workshare()
 
-    def _share(self) -> None:
-        shared = SHARED_IN_TEAM if self._streams else SHARED
-        self._add(f"{shared}{self._share_clause()}")
+    def _workshare(self) -> None:
+        shared = WORKSHARE_IN_TEAM if self._streams else WORKSHARE
+        self._add(f"{shared}{self._workshare_clause()}")
 
-    def _share_clause(self) -> str:
+    def _workshare_clause(self) -> str:
         """Return how threads share what the tiles do not have of their own."""
         return self._fault_clause(range(len(self._kernel.body)))
 
@@ -299,7 +299,7 @@ class KernelPrinter(VectorLoops, ABC):
 
     def _open_parts(self, length: int, size: int) -> None:
         """Open a loop over parts of a row, which threads share."""
-        self._add(SHARED)
+        self._add(WORKSHARE)
         self._open(f"for (long part = 0; part < {PARTS}; ++part) {{")
         for name, start in (("first", f"part * {size}"), ("last", f"part * {size} + {size}")):
             self._add(f"const long {name} = {start} < {length} ? {start} : {length};")
@@ -323,7 +323,7 @@ class KernelPrinter(VectorLoops, ABC):
 
     def _notes_nans(self, position: int) -> bool:
         """Tell whether a reduction notes aside that it met a NaN."""
-        return self._drops_nans(position) and position not in self._facts.told_nans
+        return self._drops_nans(position) and position not in self._facts.nan_insensitive
 
     def _comparison(self, position: int) -> str:
         """Return the comparison of a value with an extremum that it replaces."""

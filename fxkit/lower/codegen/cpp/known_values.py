@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fxkit.lower.codegen.cpp.folded_casts import far_numbers
-from fxkit.lower.codegen.cpp.nan_propagation import told_nans
+from fxkit.lower.codegen.cpp.nan_propagation import nan_insensitive
 from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.loop_ir.builder import round_number
 from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel
@@ -104,7 +104,7 @@ class KnownValues:
             return any(factor <= 0 for factor in numbers)
         return instruction.op == "min" and any(number <= bound for number in numbers)
 
-    def is_share(self, position: int) -> bool:
+    def is_softmax_quotient(self, position: int) -> bool:
         """Tell whether a value is exp(x - max(x)) over the sum of those, which is 1 at least."""
         instruction = self._body(position)
         if instruction.op != "div" or instruction.dtype != torch.float32:
@@ -144,30 +144,32 @@ class KnownValues:
             self._users(position) == {user} for position, user in itertools.pairwise(chain)
         )
 
-    def is_only_shared(self, position: int) -> bool:
-        """Tell whether a power, and the sum of the row's, serve for nothing but its shares."""
+    def is_softmax_only(self, position: int) -> bool:
+        """Tell whether exponentials of a row and their sum serve a softmax's quotients alone."""
         users = self._users(position)
         sums = {user for user in users if self._body(user).op == "reduce_add"}
         shares = users - sums
         return (
             bool(shares)
-            and all(map(self.is_share, shares))
+            and all(map(self.is_softmax_quotient, shares))
             and all(self._users(total) == shares for total in sums)
             and not any(store.value in {position, *sums} for store in self._kernel.stores)
         )
 
     def is_only_divisor(self, total: int) -> bool:
-        """Tell whether shares are all that comes of a sum and of what it sums.
+        """Tell whether a sum and what it sums are used by quotients alone.
 
         Then what they are multiplied with may as well be the inverse of the sum before it is
         rounded to float32: that is rounded once too, and no result tells the difference.
         """
         (value,) = self._body(total).operands
-        return self.is_only_shared(value)
+        return self.is_softmax_only(value)
 
-    def has_rounded_shares(self, position: int) -> bool:
-        """Tell whether all shares of a power serve as numbers of bfloat16 alone."""
-        return all(map(self.serves_bfloat16, filter(self.is_share, self._users(position))))
+    def has_rounded_quotients(self, position: int) -> bool:
+        """Tell whether all quotients of an exponential are used as bfloat16 alone."""
+        return all(
+            map(self.serves_bfloat16, filter(self.is_softmax_quotient, self._users(position)))
+        )
 
     def serves_bfloat16(self, position: int) -> bool:
         """Tell whether a value, and products of it, serve as numbers of bfloat16 alone."""
@@ -184,9 +186,9 @@ class KnownValues:
         return {p for p, i in enumerate(self._kernel.body) if position in i.operands}
 
     @functools.cached_property
-    def told_nans(self) -> frozenset[int]:
+    def nan_insensitive(self) -> frozenset[int]:
         """Maxima and minima of rows that need not be NaN where the row has one."""
-        return told_nans(self._kernel)
+        return nan_insensitive(self._kernel)
 
     def becomes_integer(self, position: int, dtype: torch.dtype) -> bool:
         """Tell whether the machine converts a float, be it what it may, to integers of a dtype.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from fxkit.lower.codegen.cpp.nan_propagation import told_nans
+from fxkit.lower.codegen.cpp.nan_propagation import nan_insensitive
 from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel, Store
 from fxkit.lower.loop_ir.rounded_values import unrounded
 from fxkit.lower.loop_ir.scalar_functions import named
@@ -140,7 +140,7 @@ def finish_gains_in_lanes(kernel: Kernel, values: Iterable[int], held: Collectio
 def _can_fold(kernel: Kernel, reduction: int) -> bool:
     """Tell whether lanes have a fold; that for maxima drops NaNs."""
     op = kernel.body[reduction].op
-    return op == "reduce_add" or (op == "reduce_max" and reduction in told_nans(kernel))
+    return op == "reduce_add" or (op == "reduce_max" and reduction in nan_insensitive(kernel))
 
 
 def _can_stand(
@@ -190,8 +190,8 @@ def _is_shorter(instruction: Instruction, gaining: frozenset[str] = _GAINING) ->
 
 def _is_rounding(instruction: Instruction) -> bool:
     """Tell whether an instruction rounds float32 to bfloat16."""
-    is_to_half = instruction.op == "round" and instruction.detail == torch.bfloat16
-    return is_to_half and _is_float(instruction)
+    is_to_bfloat16 = instruction.op == "round" and instruction.detail == torch.bfloat16
+    return is_to_bfloat16 and _is_float(instruction)
 
 
 def _is_float(instruction: Instruction) -> bool:

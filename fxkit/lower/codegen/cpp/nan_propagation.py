@@ -15,7 +15,7 @@ _STRICT = frozenset("add sub mul div fma neg abs exp log sqrt cast round reduce_
 _EFFECTS = frozenset({"load", "index", "check"})
 
 
-def told_nans(kernel: Kernel) -> frozenset[int]:
+def nan_insensitive(kernel: Kernel) -> frozenset[int]:
     """Return the extrema that lead to nothing but NaN where their row has one."""
     extrema = [p for p, i in enumerate(kernel.body) if i.op in _EXTREMA and _is_float(i)]
     return frozenset(p for p in extrema if _is_told(kernel, p))

@@ -10,7 +10,7 @@ import torch
 
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.float16_bit_copies import only_moves
-from fxkit.lower.codegen.cpp.float16_staging import BLOCK as HALVES
+from fxkit.lower.codegen.cpp.float16_staging import BLOCK as FLOAT16_BLOCK
 from fxkit.lower.codegen.cpp.kernel_printer import PARTS
 from fxkit.lower.codegen.cpp.lane_loops import MOST, needed_values
 from fxkit.lower.codegen.cpp.loop_conditions import LoopConditions
@@ -74,9 +74,9 @@ class RowPrinter(SoftmaxWithoutMaximum):
         self._common = CommonValues()
         self._tiles = ceil_div(self._length, length)
 
-    def _share_tiles(self) -> None:
+    def _workshare_tiles(self) -> None:
         if not self._is_cut:
-            super()._share_tiles()
+            super()._workshare_tiles()
 
     def _common_values(self, kernel: Kernel) -> CommonValues:
         """Return what rows have in common, unless they are but moved."""
@@ -251,7 +251,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         """
         for stretch in self._stretches_of(one):
             first, last = clipped(stretch, begin, end, self._length)
-            block = block_size() if one.reductions else HALVES
+            block = block_size() if one.reductions else FLOAT16_BLOCK
             bounds = Bounds(str(first), str(last), self._most(first, last), block)
             self._enter(stretch)
             if not self._half_loops(one, bounds, clause):
@@ -356,7 +356,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         if self._row_sums.asks_the_same(position):
             first, second = map(self._ref, instruction.operands)
             return f"fx_{instruction.op}_with({first}, {second})"
-        if self._facts.is_share(position):
+        if self._facts.is_softmax_quotient(position):
             value, total = instruction.operands
             if self._facts.is_only_divisor(total):
                 inverse = f"inverse{total}"

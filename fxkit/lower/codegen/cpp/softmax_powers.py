@@ -79,10 +79,10 @@ def _of_sweeps(
         return None
     exponent = kernel.body[power].operands[0]
     largest = facts.largest_above(exponent)
-    if largest is None or largest.maximum != maximum or not facts.is_only_shared(power):
+    if largest is None or largest.maximum != maximum or not facts.is_softmax_only(power):
         return None
     chain = (maximum, *largest.between, exponent, power)
-    if maximum not in facts.told_nans or not facts.serves_only(chain):
+    if maximum not in facts.nan_insensitive or not facts.serves_only(chain):
         return None
     values = {*first.values, *second.values}
     is_alone = not any(kernel.body[p].is_scan or kernel.body[p].op == "check" for p in values)

@@ -65,9 +65,9 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
         for name in self._expectations:
             self._add(f"bool {name} = true;")
 
-    def _share_clause(self) -> str:
+    def _workshare_clause(self) -> str:
         names = ", ".join(self._expectations)
-        return super()._share_clause() + (f" firstprivate({names})" if names else "")
+        return super()._workshare_clause() + (f" firstprivate({names})" if names else "")
 
     def _early_sweep(self, one: RowSweep, early: EarlyPowers) -> None:
         """Print one of the two sweeps, before the first one also that which is tried."""

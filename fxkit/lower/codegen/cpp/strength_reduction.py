@@ -63,8 +63,8 @@ class ShorterForms:
         if not self._facts.is_at_most(_MOST_EXPONENT, operand):
             return None
         name = "fx_exp_down"
-        if self._facts.is_only_shared(position):
-            is_rounded = self._facts.has_rounded_shares(position)
+        if self._facts.is_softmax_only(position):
+            is_rounded = self._facts.has_rounded_quotients(position)
             name = "fx_coarse_exp_raised" if is_rounded else "fx_exp_raised"
         return f"{name}({self._ref(operand)})"
 

@@ -47,7 +47,7 @@ class SummingPrinter(RowPrinter):
         self._before_tiles()
         self._open_team()
         if not self._is_small:
-            self._share()
+            self._workshare()
         self._open("for (long part = 0; part < parts; ++part) {")
         self._clear_sums()
         self._add("const long first = part * each, next = first + each;")

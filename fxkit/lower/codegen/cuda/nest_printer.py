@@ -24,15 +24,15 @@ from fxkit.lower.loop_ir.nest_statements import (
     Define,
     For,
     If,
-    Invert,
-    Keep,
-    Leave,
+    InitAccumulator,
     LoopKind,
+    PrecomputeReciprocal,
     ReduceThreads,
-    Reset,
     Scan,
     ScanThreads,
     Statement,
+    StoreLocal,
+    StorePartial,
     VectorLoad,
     VectorStore,
     Write,
@@ -161,7 +161,7 @@ class CudaNestPrinter(Lines):
                 self._add(f"{cpp_text.TYPES[dtype]} {name}{sizes};")
             case Compute(value, source):
                 self._compute(value, source)
-            case Keep(array, value):
+            case StoreLocal(array, value):
                 self._add(f"{self._element(array)} = {self._ref(value)};")
             case Write(store, array):
                 self._write(store, array)
@@ -170,7 +170,7 @@ class CudaNestPrinter(Lines):
             case VectorStore(store, lanes):
                 pointer = self._pointer(self._kernel.stores[store].access)
                 self._add(f"fx_store({pointer}, {lanes.array}{_counted(lanes.count)});")
-            case Reset(reduction, array):
+            case InitAccumulator(reduction, array):
                 dtype = self._arrays[array].dtype
                 neutral = cpp_text.identity_of(self._monoid(reduction), dtype)
                 self._add(f"{self._element(array)} = {neutral};")
@@ -184,11 +184,11 @@ class CudaNestPrinter(Lines):
             case ScanThreads(value, array, carry, loop):
                 fold, size = FOLDS[self._monoid(value)], self._extents[loop]
                 self._add(f"fx_scan<{size}, {fold}>({array}, {carry});")
-            case Leave(partial, array):
+            case StorePartial(partial, array):
                 self._add(
                     f"{self._if_there}{self._partial(partial, SPLIT)} = {self._element(array)};"
                 )
-            case Invert(value):
+            case PrecomputeReciprocal(value):
                 self._inverted.add(value)
                 self._add(f"const FxDivisor d{value} = fx_divisor(v{value});")
 

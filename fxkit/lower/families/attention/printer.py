@@ -72,7 +72,7 @@ class AttentionPrinter(WholePrinter):
         self._read_numbers()
         if self._is_open:
             self._choose_height()
-        self._share_tiles()
+        self._workshare_tiles()
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile_index()
         self._declare()

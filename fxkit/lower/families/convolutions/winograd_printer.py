@@ -68,12 +68,12 @@ class WinogradPrinter(ConvolutionPrinter):
         self._add(f"const long count = ({pairs} + most - 1) / most;")
         self._add(f"const long height = ({pairs} + count - 1) / count * {2 * one.result[1]};")
 
-    def _share_tiles(self) -> None:
+    def _workshare_tiles(self) -> None:
         one = self._product
         self._add(f"const fx_geometry shape = {self._geometry(f'in{one.left}')};")
         numbers = f"{one.columns}, {self._width}, threads"
         self._add(f"float* const turned = fx_turned_weight(shape, in{one.right}, {numbers});")
-        super()._share_tiles()
+        super()._workshare_tiles()
 
     def _declare(self) -> None:
         across = self._product.result[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.kernel_printer import SHARED_IN_TEAM, TEAM
+from fxkit.lower.codegen.cpp.kernel_printer import TEAM, WORKSHARE_IN_TEAM
 from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.families.integer_products.printer import COLUMNS, IntegerProductPrinter
 from fxkit.lower.families.products.printer import BLOCKS, boolean
@@ -49,7 +49,7 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
         """Rows that a block may have."""
         return tuple(rows for rows in BLOCKS if rows <= most_rows(self._detail))
 
-    def _share_tiles(self) -> None:
+    def _workshare_tiles(self) -> None:
         """Let threads share the tiles; each has room for windows of its own."""
         most = self._detail.count * self._panels * ceil_div(self._detail.rows, BLOCKS[-1])
         self._is_shared = bool(is_runtime(most) or (most > 1 and not self._is_small))
@@ -59,7 +59,7 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
         self._add(f"alignas(64) unsigned char windows[{self._room_for_windows()}];")
         self._add("long held = -1;")
         if self._is_shared:
-            self._add(SHARED_IN_TEAM)
+            self._add(WORKSHARE_IN_TEAM)
 
     def _room_for_windows(self) -> int:
         """Return how many bytes the windows of a block need, at most `ROOM`."""
@@ -121,8 +121,8 @@ class IntegerDepthwisePrinter(IntegerConvolutionPrinter):
         own = Path(__file__).with_name("integer_depthwise.h").read_text()
         return (*IntegerConvolutionPrinter.texts(), own)
 
-    def _share_tiles(self) -> None:
-        IntegerProductPrinter._share_tiles(self)
+    def _workshare_tiles(self) -> None:
+        IntegerProductPrinter._workshare_tiles(self)
 
     def _multiply(self) -> None:
         one = self._detail

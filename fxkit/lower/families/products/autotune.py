@@ -12,7 +12,7 @@ import torch
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, near, strided
 from fxkit.lower.codegen.cpp import matrix_unit
-from fxkit.lower.codegen.cpp.kernel_printer import SHARED
+from fxkit.lower.codegen.cpp.kernel_printer import WORKSHARE
 from fxkit.lower.families.products import bf16x3_printer, printer
 from fxkit.lower.loop_ir.product import Batch, Product
 
@@ -166,9 +166,9 @@ def _source(product: Product) -> str:
             f"fx_product<{printer.template_arguments(product)}>(left, strides[2], strides[3], "
             "right, strides[4], strides[5], count, wide, depth, sums);"
         )
-    shared = "" if printer.shares_depth(product) else SHARED
+    shared = "" if printer.shares_depth(product) else WORKSHARE
     trial = _TRIAL
-    for name, text in (("MULTIPLY", multiply), ("SHARED", shared), ("SUMS", str(sums))):
+    for name, text in (("MULTIPLY", multiply), ("WORKSHARE", shared), ("SUMS", str(sums))):
         trial = trial.replace(name, text)
     return "\n".join([*printer.ProductPrinter.texts(), trial])
 
@@ -179,7 +179,7 @@ extern "C" void fx_trial(
   const long rows = n[1], columns = n[2], depth = n[3], height = n[4], width = n[5];
   const long panels = (columns + width - 1) / width;
   const long blocks = (rows + height - 1) / height, tiles = n[0] * panels * blocks;
-SHARED
+WORKSHARE
   for (long tile = 0; tile < tiles; ++tile) {{
     const long from = tile % panels * width, batch = tile / (panels * blocks);
     const long first = tile / panels % blocks * height;

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.kernel_printer import SHARED, scaled
+from fxkit.lower.codegen.cpp.kernel_printer import WORKSHARE, scaled
 from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_runtime
 from fxkit.lower.families.products.row_finish import RowFinishPrinter
 from fxkit.lower.loop_ir.convolution import Convolution
@@ -85,7 +85,7 @@ class ProductPrinter(RowFinishPrinter):
         self._read_numbers()
         if self._is_divided:
             self._choose_height()
-        self._share_tiles()
+        self._workshare_tiles()
         self._open(f"for (long tile = 0; tile < {self._tile_count()}; ++tile) {{")
         self._tile_index()
         self._declare()
@@ -107,11 +107,11 @@ class ProductPrinter(RowFinishPrinter):
     def _tile_count(self) -> int:
         return self._product.count * self._blocks * self._panels
 
-    def _share_tiles(self) -> None:
+    def _workshare_tiles(self) -> None:
         """Let threads share the tiles, unless there is one or they are quickly done."""
         most = self._product.count * self._panels * ceil_div(self._product.rows, BLOCKS[-1])
         if is_runtime(most) or (most > 1 and not self._is_small):
-            self._add(SHARED)
+            self._add(WORKSHARE)
 
     def _tile_index(self) -> None:
         product = self._product

@@ -20,7 +20,7 @@ from fxkit.lower.compiling import cuda_lowering
 from fxkit.lower.compiling.cuda_launching import CudaCall
 from fxkit.lower.compiling.cuda_lowering import INTEGER_PASSES, CudaPolicy
 from fxkit.lower.compiling.kernel_builds import BuiltKernels
-from fxkit.lower.compiling.pipeline import KernelTarget, Lowering, lower
+from fxkit.lower.compiling.pipeline import KernelTarget, LoweringState, lower
 from fxkit.lower.compiling.whole_operators import Choosing
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.runtime.kernel_call import KernelCall
@@ -106,14 +106,14 @@ class ShimLowering:
     ) -> CompiledModule:
         on_cpu = replace(_MULTIPLY, device="cpu")
         target = KernelTarget(
-            Choosing.always("left to torch's library"),
+            Choosing.all_library("left to torch's library"),
             self._call,
             self._build,
             (on_cpu, *_THEN),
             packs_convolutions=False,
         )
         policy = CudaPolicy(min_members=1, gpu=torch.device("cpu"))
-        module = lower(Lowering(gm, args, policy=policy, target=target, packs=may_change))
+        module = lower(LoweringState(gm, args, policy=policy, target=target, packs=may_change))
         if self._call is ShimCall:
             module.native_program = None
         return module

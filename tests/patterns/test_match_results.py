@@ -15,9 +15,9 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.ir.op import Attribute
 from fxkit.patterns.engine import find
 from fxkit.patterns.language import any_of, named, optional, repeated
-from fxkit.patterns.matching import Match, Miss
-from fxkit.patterns.search import _Search as Search
-from fxkit.patterns.search import match_at
+from fxkit.patterns.match_results import Match, Miss
+from fxkit.patterns.matcher import _Search as Search
+from fxkit.patterns.matcher import match_at
 from fxkit.patterns.templates import pattern
 from fxkit.tracing.symbolic import symbolic_trace
 
@@ -352,7 +352,7 @@ def test_a_miss_is_a_value_that_tells_what_stopped_it() -> None:
     assert isinstance(missed, Miss)
     assert (missed.matched, missed.expected, missed.got) == (2, "aten.cos", "aten.sin")
     assert missed.node is not None and missed.node.name == "sin"
-    assert missed.pattern_source.startswith("test_matching.py:")
+    assert missed.pattern_source.startswith("test_match_results.py:")
 
 
 @pytest.mark.parametrize(

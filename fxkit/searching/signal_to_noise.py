@@ -12,7 +12,7 @@ from fxkit.quantization.batches import Batch, call_with
 from fxkit.torch_adapters import pytree
 
 
-class Noise:
+class SignalToNoise:
     """Tells dB of a program's results against those of another one, over all examples.
 
     Args:

@@ -15,7 +15,7 @@ from fxkit.quantization.batches import Batch, call_with
 from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.conversion import convert
 from fxkit.quantization.preparation import PreparedProgram, Program
-from fxkit.searching.number_formats import HALF, Layers
+from fxkit.searching.number_formats import BFLOAT16, Layers
 from fxkit.searching.search_result import Trial
 from fxkit.timing import in_turn
 
@@ -61,7 +61,7 @@ class Bench:
         prepared = copy.copy(self.prepared)
         prepared.config = QuantizationConfig(None, by_node=by_node)
         program = convert(prepared) if by_node else self.prepared.remake()
-        halves = frozenset(name for name, kind in assignment.items() if kind == HALF)
+        halves = frozenset(name for name, kind in assignment.items() if kind == BFLOAT16)
         if halves:
             lower = MixedPrecision(freeze_weights=True, where=lambda node: node.name in halves)
             PassManager([lower]).run(program)

@@ -18,7 +18,7 @@ from fxkit.ir.op import Attribute, operator_of, resolve
 from fxkit.ir.printer import format_value
 from fxkit.ir.types import TensorType, type_of
 from fxkit.patterns.axes import same_axes
-from fxkit.patterns.matching import Match, Miss
+from fxkit.patterns.match_results import Match, Miss
 from fxkit.patterns.multi_output import OutputSearch
 from fxkit.patterns.pattern_nodes import (
     AnyOf,

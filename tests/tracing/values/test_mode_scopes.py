@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxkit.tracing.capture_modes import capture
-from fxkit.tracing.values.regions import RegionModes, Regions, read_ambient
+from fxkit.tracing.values.mode_scopes import RegionModes, Regions, read_ambient
 
 
 def _targets(fn: Any) -> list[str]:

@@ -131,7 +131,7 @@ class TypeAnalysis:
         self._args, self._kwargs = tuple(args), dict(kwargs or {})
         self._dynamic_shapes = dynamic_shapes
         self._modes = read_modes()
-        self._now: Evaluation = self._evaluation(set(), False, Observations(gm.graph))
+        self._now: Evaluation
         self.run()
 
     @property
@@ -165,16 +165,15 @@ class TypeAnalysis:
         Raises:
             InvalidGraphError: When a node can't take its operands.
         """
-        before, now = Observations(self._gm.graph), self._now
+        before = Observations(self._gm.graph)
         try:
             with self._modes.active(), without_log():
-                self._run(before)
+                self._now = self._swept(before)
         except BaseException:
             before.restore()
-            self._now = now
             raise
 
-    def _run(self, before: Observations) -> None:
+    def _swept(self, before: Observations) -> Evaluation:
         """Sweep, and sweep again as long as that shows more nodes that have to run live."""
         nodes = self._gm.graph.nodes
         live = {node for node in nodes if is_foreign(node)}
@@ -182,18 +181,19 @@ class TypeAnalysis:
         for attempt in range(_TRIES + 1):
             self._modes.enter()
             sharers = self._sharers(live) if attempt < _TRIES else set(nodes)
-            self._now = self._evaluation(sharers, is_symbolic, before)
+            now = self._evaluation(sharers, is_symbolic, before)
             try:
                 with torch.random.fork_rng([]):
-                    missed = self._now.sweep()
+                    missed = now.sweep()
             except NeedsLive as error:
                 missed = [error.node]
                 is_symbolic |= error.about_data
                 if error.about_data:
-                    missed += self._now.constants_behind(error.node)
+                    missed += now.constants_behind(error.node)
             if not missed:
-                return
+                break
             live.update(missed)
+        return now
 
     def update(self, changes: Iterable[GraphChange] | None = None) -> int:
         """Bring the types up to date after edits.

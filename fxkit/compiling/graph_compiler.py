@@ -20,7 +20,6 @@ from fxkit.authoring.kernels.trial import TrialOptions
 from fxkit.compiling.compile_dump import CompileDump
 from fxkit.compiling.own_faults import OwnFaults
 from fxkit.errors import (
-    CaptureError,
     FxkitError,
     InvalidGraphError,
     PassError,
@@ -46,7 +45,6 @@ from fxkit.passes.manager.instruments import Instrument, InstrumentError
 from fxkit.passes.manager.manager import PassManager
 from fxkit.passes.pipelines import LOWERING, LOWERING_FAST, LOWERING_TRAINING, TRAINING
 from fxkit.torch_adapters.fake_tensors import why_untyped
-from fxkit.torch_adapters.fx_graphs import codegen_of
 from fxkit.tracing.recording.dynamic_inputs import Request
 
 
@@ -351,6 +349,4 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     """Copy a graph with its types and provenance, so that a pipeline leaves the captured one."""
     graph = fx.Graph(tracer_cls=CodeTracer)
     copy_nodes(gm.graph.nodes, graph, {})
-    if codegen_of(gm.graph) is None:
-        raise CaptureError("expected a graph with code, got none")
     return fx.GraphModule(gm, graph)

@@ -25,8 +25,8 @@ class JournalledModule(JournalledGraph):
     """A graph under edit with the module that owns it; see `JournalledGraph`."""
 
     def __init__(self, gm: fx.GraphModule, by: str = "") -> None:
-        super().__init__(gm, by)
         self._names = _FreeNames(gm)
+        super().__init__(gm, by)
 
     def register(self, name: str, value: Any) -> str:
         """Register an attribute on the root module without reading it; return its free name."""

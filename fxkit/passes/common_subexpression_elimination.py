@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -38,8 +39,12 @@ class _Merger:
     def __init__(self, edit: EditSession, context: PassContext) -> None:
         self.edit = edit
         self.context = context
-        self.moves = Moves(edit.graph)
         self.first: dict[Hashable, fx.Node] = {}
+
+    @functools.cached_property
+    def moves(self) -> Moves:
+        """What may stand where: only asked of equal nodes, so before any has changed."""
+        return Moves(self.edit.graph)
 
     def visit(self, node: fx.Node) -> None:
         if effects_of(node).is_global:

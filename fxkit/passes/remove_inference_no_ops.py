@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,11 @@ class _Remover:
         self.edit = edit
         self.context = context
         self.assertions = assertions
-        self.sharing = MemorySharing(edit.graph)
+
+    @functools.cached_property
+    def sharing(self) -> MemorySharing:
+        """Who shares memory: only asked where a call may do nothing."""
+        return MemorySharing(self.edit.graph)
 
     def visit(self, node: fx.Node) -> None:
         """Remove one call that does nothing, or note why it may not go."""

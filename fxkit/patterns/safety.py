@@ -40,8 +40,15 @@ class Safety:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._all_pure = all_pure(graph)
+        self._is_pure: bool | None = None
         self._known: EffectOrder | None = None
+
+    @property
+    def _all_pure(self) -> bool:
+        """Whether no node of the graph has an effect: asked for first at the first match."""
+        if self._is_pure is None:
+            self._is_pure = all_pure(self._graph)
+        return self._is_pure
 
     @property
     def _order(self) -> EffectOrder:
@@ -94,8 +101,8 @@ class Safety:
 
     def inserted(self, node: fx.Node) -> None:
         """Take note of a node that a rewrite made."""
-        if self._all_pure:
-            self._all_pure = effects_of(node) is PURE
+        if self._is_pure:
+            self._is_pure = effects_of(node) is PURE
         if self._known is not None:
             self._known.aliases.add(node)
 

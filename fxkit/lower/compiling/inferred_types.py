@@ -9,7 +9,6 @@ from torch import fx
 
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.ir import types
-from fxkit.ir.graph_arguments import check_graph_module
 from fxkit.ir.types import type_of, type_of_value
 
 
@@ -21,8 +20,8 @@ def typed(
     Raises:
         UnsupportedError: When it is given no graph module, or `args` is not a tuple.
     """
-    check_graph_module(gm)
-    if not _is_typed(gm, args, dict(kwargs or {})):
+    is_graph = isinstance(gm, fx.GraphModule)  # `propagate_types` refuses others
+    if not (is_graph and _is_typed(gm, args, dict(kwargs or {}))):
         propagate_types(gm, args, kwargs)
 
 

@@ -71,7 +71,7 @@ class _Planner:
         self._gm = gm
         self._graph = graph
         self._inputs = inputs
-        self._output = next(node for node in graph.nodes if node.op == "output")
+        self._output = next(iter(reversed(graph.nodes)))
         self._slots: dict[Key, int] = {(node, 0): slot for slot, node in enumerate(inputs)}
         self._views = views_for_kernels(graph, lambda node: kernel_of(node) is not None)
         self._steps = self._cut()
@@ -91,7 +91,7 @@ class _Planner:
         returned = self._returned()
         outputs = (self._finished,) if returned is None else returned
         return native.Program(
-            tuple(spec_of(type_of(node)) for node in self._inputs),
+            tuple([spec_of(type_of(node)) for node in self._inputs]),
             len(self._slots) + (returned is None),
             tuple(self._links.values()),
             tuple(self._grads.values()),
@@ -134,7 +134,7 @@ class _Planner:
         if not self._is_flat(value):
             return None
         nodes = (value,) if isinstance(value, fx.Node) else value
-        return tuple(self._slots[self._key(node)] for node in nodes)
+        return tuple([self._slots[self._key(node)] for node in nodes])
 
     def _key(self, node: fx.Node) -> Key:
         """Return the value that a node stands for; that of a view is what it is a view of."""
@@ -150,7 +150,7 @@ class _Planner:
         last: dict[Key, int] = {}
         for number, step in enumerate(self._steps):
             for node in step.nodes:
-                last.update((key, number) for key in self._reads[node])
+                last.update([(key, number) for key in self._reads[node]])
         if self._is_flat(self._output.args[0]):
             last.update((key, len(self._steps)) for key in self._operands(self._output))
         return last
@@ -158,13 +158,13 @@ class _Planner:
     # Steps.
 
     def _step(self, number: int, step: _Step) -> tuple[Any, ...]:
-        made = list(dict.fromkeys(key for node in step.nodes for key in results_of(node)))
+        made = list(dict.fromkeys([key for node in step.nodes for key in results_of(node)]))
         own = set(made)
         ins = [key for key in self._used(step) if key not in own and key[0].op != "get_attr"]
         outs = [key for key in made if self._last_use.get(key, -1) > number]
         for key in outs:
             self._slots[key] = len(self._slots)
-        slots = tuple(self._slots[key] for key in ins)
+        slots = tuple([self._slots[key] for key in ins])
         dead = tuple(
             slot
             for key, slot in zip(ins, slots, strict=True)
@@ -174,7 +174,7 @@ class _Planner:
         if not step.is_run:
             function.prepare()
         is_last = step.nodes[-1] is self._output
-        out_slots = (self._finished,) if is_last else tuple(self._slots[key] for key in outs)
+        out_slots = (self._finished,) if is_last else tuple([self._slots[key] for key in outs])
         run = self._run(step, ins, outs, dead) if step.is_run else None
         return (function, self._gm, slots, out_slots, dead, run)
 

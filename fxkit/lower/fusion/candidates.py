@@ -164,7 +164,7 @@ def _results(node: fx.Node) -> tuple[TensorType, ...]:
         return (known,)
     for one in known:
         _check_type(one, "one of its results")
-    if any(position_taken(user) is None for user in node.users):
+    if None in map(position_taken, node.users):
         raise Unfusable("its results are taken whole")
     return known
 

@@ -73,7 +73,7 @@ def sum_dtype_of(found: Candidate) -> torch.dtype:
 
 def sums_well(kernel: Kernel) -> bool:
     """Tell whether rows run along memory, one by one, as sums beside them take for granted."""
-    if kernel.row_rank != 1 or not any(i.is_reduction for i in kernel.body):
+    if kernel.row_rank != 1 or not kernel.has_reductions:
         return False
     accesses = [i.detail for i in kernel.body if i.op == "load"]
     accesses += [store.access for store in kernel.stores]

@@ -251,7 +251,7 @@ class _Emitter:
             return torch.bool
         if row.computes in (Computes.OWN, Computes.KINDS):
             return None
-        return common_dtype(self._meta(value) for value in member.operands.values())
+        return common_dtype(map(self._meta, member.operands.values()))
 
     def _meta(self, value: Any) -> Any:
         """Return a tensor without memory that promotes as the operand does."""

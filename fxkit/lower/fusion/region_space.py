@@ -44,7 +44,7 @@ class RegionSpace:
     _long_axes: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._long_axes = frozenset(a for a, size in enumerate(self.sizes) if size != 1)
+        self._long_axes = frozenset([a for a, size in enumerate(self.sizes) if size != 1])
 
     @property
     def points(self) -> int:

@@ -257,6 +257,16 @@ class Kernel:
         """Whether it tells by the number that it returns that eager has to raise an error."""
         return "check" in [instruction.op for instruction in self.body]
 
+    @cached_property
+    def has_scans(self) -> bool:
+        """Whether an instruction is a scan along the row."""
+        return True in [instruction.is_scan for instruction in self.body]
+
+    @cached_property
+    def has_reductions(self) -> bool:
+        """Whether an instruction is a reduction of the row."""
+        return True in [instruction.is_reduction for instruction in self.body]
+
     def __str__(self) -> str:
         lines = [f"kernel {list(self.outer_sizes)} {list(self.row_sizes)}"]
         lines += [f"  {self.line(position)}" for position in range(len(self.body))]

@@ -14,7 +14,7 @@ FEW_ROWS = 8
 def ordered(kernel: Kernel, reduced: Sequence[int]) -> Kernel:
     """Order the axes as memory runs, the reduced ones last, and merge those that run as one."""
     accesses = _accesses(kernel)
-    guide = max((s.access for s in kernel.stores), key=lambda a: sum(1 for s in a.strides if s))
+    guide = max((s.access for s in kernel.stores), key=lambda a: sum(map(bool, a.strides)))
     in_memory = [a for a in accesses if a.buffer >= 0]
     loads = [a for a in in_memory if all(a.strides[axis] for axis in reduced)] or [guide]
 
@@ -24,7 +24,7 @@ def ordered(kernel: Kernel, reduced: Sequence[int]) -> Kernel:
     outer = by_stride((a for a in range(len(kernel.sizes)) if a not in reduced), guide)
     groups = _merged(kernel, outer, accesses)
     rows = _merged(kernel, by_stride(reduced, loads[0]), accesses)
-    if len(rows) > 1 and any(i.is_scan for i in kernel.body):
+    if len(rows) > 1 and kernel.has_scans:
         raise Unfusable("it folds along an axis that its neighbours walk as two")
     return _regrouped(kernel, groups, rows)
 
@@ -95,7 +95,7 @@ def with_an_axis(kernel: Kernel) -> Kernel:
 
 def with_a_row(kernel: Kernel) -> Kernel:
     """Give a kernel that reduces over no axis one of size one, over which it does."""
-    if kernel.row_rank or not any(i.is_reduction for i in kernel.body):
+    if kernel.row_rank or not kernel.has_reductions:
         return kernel
     return replace(_with_one_more(kernel), row_rank=1)
 

@@ -65,7 +65,7 @@ def objection(kernel: Kernel) -> str | None:
         return "torch's library computes products on a GPU"
     if any((i.is_reduction or i.is_scan) and i.monoid not in MONOIDS for i in kernel.body):
         return "it reduces in a way that CUDA kernels do not"
-    if any(i.is_scan for i in kernel.body):
+    if kernel.has_scans:
         return _objection_to_scans(kernel)
     if kernel.row_rank and math.prod(kernel.outer_sizes) >= MAX_GRID:
         return "it has more rows than a grid has blocks"
@@ -104,7 +104,7 @@ def choose_mapping(kernel: Kernel, width: int | None = None) -> ThreadMapping:
     width = best_width(kernel, axis) if width is None else width
     if not kernel.folds_rows:
         return ThreadMapping(width, axis, THREADS)
-    if is_across and any(i.is_scan for i in kernel.body):
+    if is_across and kernel.has_scans:
         return ThreadMapping(1, axis, THREADS, is_across=True)
     return _columns(kernel, width, axis) if is_across else _rows(kernel, width, axis)
 
@@ -127,7 +127,7 @@ def _rows(kernel: Kernel, width: int, axis: int) -> ThreadMapping:
         group = min(1024, max(64, _power_above(-(-length * weight // 16))))
         return ThreadMapping(width, axis, group, group, -(-tiles // group))
     splits, share = _split(length, rows, SHARE, WALKERS * width)
-    if any(i.is_scan for i in kernel.body):
+    if kernel.has_scans:
         splits, share = 1, length
     return ThreadMapping(width, axis, WALKERS, WALKERS, 0, splits, share)
 

@@ -34,7 +34,7 @@ def _cost_of(instruction: Instruction) -> int:
     function = SCALAR_FUNCTIONS.get(instruction.op)
     if function is not None:
         return function.cost
-    return instruction.detail.cost if instruction.is_tensor_op else 1
+    return getattr(instruction.detail, "cost", 1)  # a tensor op's own
 
 
 def is_costly(instruction: Instruction) -> bool:

@@ -457,10 +457,10 @@ def test_a_relation_of_symbolic_sizes_is_seen(slow_ways: list[int]) -> None:
     check(program, fn, torch.randn(8, 4), torch.randn(5, 4), slow=1, count=slow_ways)
 
 
-def test_ways_have_a_limit() -> None:
+def test_fast_paths_have_a_limit() -> None:
     program = fxkit.compile(lambda x: x * 2 + 1, dynamic=True)
-    for rows in (*range(2, 3 + fast_path._MAX_WAYS), 2):
+    for rows in (*range(2, 3 + fast_path._MAX_PATHS), 2):
         for _ in range(4):
             x = torch.randn(rows, 3)
             torch.testing.assert_close(program(x), x * 2 + 1)
-    assert len(program._dispatch.paths) == fast_path._MAX_WAYS
+    assert len(program._dispatch.paths) == fast_path._MAX_PATHS

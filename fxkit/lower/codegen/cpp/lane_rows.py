@@ -116,7 +116,7 @@ class LaneRows(KernelPrinter, ABC):
         is_repeatable = not one.reductions and not any(
             self._body(p).is_scan or self._body(p).op == "check" for p in one.values
         )
-        return is_repeatable and any(cpp_text.is_near_function(self._body(p)) for p in one.values)
+        return is_repeatable and any(map(cpp_text.is_near_function, map(self._body, one.values)))
 
     def _near_loops(self, one: RowSweep, begin: str | int, end: str | int) -> None:
         """Print the loops twice: for operands near zero, and for any where one was not near."""

@@ -75,9 +75,7 @@ def is_packed_bfloat16(kernel: Kernel) -> bool:
     if kernel.row_rank != 1:
         return False
     length, wide = kernel.sizes[-1], kernel.row_wide
-    is_tiled = not any(i.is_reduction for i in kernel.body) and (
-        is_runtime(length) or length > TILE
-    )
+    is_tiled = not kernel.has_reductions and (is_runtime(length) or length > TILE)
     if not is_tiled and (is_runtime(length) or length % (2 if length >= LONG else 2 * LANES)):
         return False
     accesses = _paired_accesses(kernel)

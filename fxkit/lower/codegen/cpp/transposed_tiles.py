@@ -85,7 +85,7 @@ class TransposedTilesPrinter(ColumnPrinter):
 
     def __init__(self, kernel: Kernel, name: str) -> None:
         self._length = kernel.sizes[-1]
-        long = LONG_SCANNED_ROW if any(i.is_scan for i in kernel.body) else LONG_ROW
+        long = LONG_SCANNED_ROW if kernel.has_scans else LONG_ROW
         self._is_long = is_runtime(self._length) or self._length >= long
         super().__init__(kernel, name)
         self._is_cut = False
@@ -194,11 +194,11 @@ def is_transposed(kernel: Kernel) -> bool:
 def _has_rows(kernel: Kernel) -> bool:
     """Tell whether there are rows enough, each of which waits for its own elements."""
     rows, length = kernel.sizes[-2:]
-    if any(i.is_scan for i in kernel.body):
+    if kernel.has_scans:
         return not is_runtime(rows) and rows >= MANY_ROWS
     is_short = not is_runtime(length) and 1 < length < LONG_ROW
     is_enough = is_runtime(rows) or rows >= MANY_ROWS
-    return is_short and is_enough and any(i.is_reduction for i in kernel.body)
+    return is_short and is_enough and kernel.has_reductions
 
 
 def _lies_along(access: Access) -> bool:

@@ -63,7 +63,8 @@ def used_definitions(definitions: Iterable[str], texts: Iterable[str]) -> str:
     while new := (words & named.keys()) - used:
         used |= new
         words = {word for name in new for item in named[name] for word in item.words}
-    return "\n".join(item.text for item in items if item.name is None or item.name in used)
+    kept = [item.text for item in items if item.name is None or item.name in used]
+    return "\n".join(kept)
 
 
 @functools.lru_cache(maxsize=256)

@@ -32,6 +32,11 @@ FEW_KEYS, SHORT_DEPTH = 64, 96
 FEW_KEYS_IN_SHORT_VECTORS = 32
 
 
+def is_short(one: Attention) -> bool:
+    """Tell whether attention of known sizes is over few keys, for which there is a text apart."""
+    return one.keys <= FEW_KEYS and one.depth <= SHORT_DEPTH and one.queries > FEW_ROWS
+
+
 class AttentionPrinter(WholePrinter):
     """Writes a kernel that computes attention.
 
@@ -82,11 +87,16 @@ class AttentionPrinter(WholePrinter):
         return self._taken()
 
     def _attend(self) -> None:
-        one = self._detail
-        is_long = one.keys > FEW_KEYS or one.depth > SHORT_DEPTH or one.queries <= FEW_ROWS
-        if self._is_open or is_long:  # one text serves any number of keys
+        if self._is_open:
+            self._open(f"if ({self._few_keys()}) {{")
+            self._attend_at_once()
+            self._close()
+            self._open("else {")
             self._attend_in_steps()
-        elif one.keys <= FEW_KEYS_IN_SHORT_VECTORS:
+            self._close()
+        elif not is_short(self._detail):
+            self._attend_in_steps()
+        elif self._detail.keys <= FEW_KEYS_IN_SHORT_VECTORS:
             self._attend_at_once()
         else:
             self._add("#if FX_WIDE > 1")
@@ -94,6 +104,12 @@ class AttentionPrinter(WholePrinter):
             self._add("#else")
             self._attend_in_steps()
             self._add("#endif")
+
+    def _few_keys(self) -> str:
+        """Return what tells at run time that all keys fit into one panel."""
+        one = self._detail
+        few = f"{one.keys} <= (FX_WIDE > 1 ? {FEW_KEYS} : {FEW_KEYS_IN_SHORT_VECTORS})"
+        return f"{few} && {one.depth} <= {SHORT_DEPTH} && {one.queries} > {FEW_ROWS}"
 
     def _attend_at_once(self) -> None:
         """Attend to few keys, all of which are in one panel."""

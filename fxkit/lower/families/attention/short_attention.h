@@ -1,4 +1,5 @@
-// Attention over few keys, all of which are columns of one panel. Queries are copied into rows of a
+// Attention over few keys, all of which are columns of one panel, be their number known to the
+// compiler or not. Queries are copied into rows of a
 // known length, and tiles are always whole: what lies beyond the last row or column is 0, or is not
 // looked at. So of a short sequence little is done that is no product and no exponential.
 

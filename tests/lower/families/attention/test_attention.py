@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
+import fxkit
 from fxkit import config
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower import to_cpp
@@ -214,3 +215,22 @@ def test_any_sizes(sizes, is_turned, is_causal):
     function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
     function(*[t.data_ptr() for t in (*args, found)], 2)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sees", ["all", "earlier", "mask"])
+def test_sizes_that_are_known_late(sees):
+    """One text serves few keys and many, be their number known when it is printed or not."""
+
+    def model(q, k, v, hidden=None):
+        return attend(q, k, v, hidden, is_causal=sees == "earlier")
+
+    compiled = fxkit.compile(model, dynamic=True)
+    for tokens in (20, 3, 33, 64, 65):
+        q, k, v = (rand(2, tokens, 3, 32).transpose(1, 2) for _ in range(3))
+        mask = (rand(2, 1, tokens, tokens) > -0.5,) if sees == "mask" else ()
+        with torch.no_grad():
+            compiled(q, k, v, *mask)
+            found, eager = compiled(q, k, v, *mask), model(q, k, v, *mask)
+        torch.testing.assert_close(found, eager, rtol=1e-5, atol=2e-6, equal_nan=True)
+    module = compiled.compiled_modules[-1]
+    assert module.report().calls and "fx_short_attention" in module.source

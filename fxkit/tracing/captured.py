@@ -21,8 +21,8 @@ from fxkit.tracing.recorder.earlier_content import EarlierContent
 from fxkit.tracing.recorder.generator_states import GeneratorStates
 from fxkit.tracing.recorder.recorder import active_recorder
 from fxkit.tracing.recording.backoff import ExponentialBackoff
-from fxkit.tracing.recording.cache_entry import Backend, CacheEntry, Repeat
 from fxkit.tracing.recording.dynamic_inputs import Request, check_request
+from fxkit.tracing.recording.guarded_graph import Backend, GuardedGraph, Repeat
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.user_lines import with_line
@@ -256,7 +256,7 @@ class Captured(CapturedGraphs):
         start_over()
         return self._in_python(args, kwargs)
 
-    def note_run(self, variant: CacheEntry) -> None:
+    def note_run(self, variant: GuardedGraph) -> None:
         """Note that a graph has run for a call that was not made through here."""
         self._last_ran_in_python = False
         self._cache.use(variant)

@@ -15,7 +15,7 @@ from fxkit.tracing.graph_cache import GraphCache
 from fxkit.tracing.guarding.guards import Guard, GuardedCall
 from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorded import OpaqueCall
-from fxkit.tracing.recording.cache_entry import Backend, CacheEntry
+from fxkit.tracing.recording.guarded_graph import Backend, GuardedGraph
 from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.values.refusals import Failure
 
@@ -67,16 +67,16 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
         return tuple(variant.graph_module for variant in self.kept)
 
     @property
-    def kept(self) -> tuple[CacheEntry, ...]:
+    def kept(self) -> tuple[GuardedGraph, ...]:
         """What is kept of each graph, the last used one first."""
         return self._cache.entries
 
-    def keep(self, variant: CacheEntry) -> None:
+    def keep(self, variant: GuardedGraph) -> None:
         """Put a graph first among those that are tried."""
         belongs_to(variant.graph_module, self)
         self._cache.add(variant)
 
-    def _latest(self) -> CacheEntry:
+    def _latest(self) -> GuardedGraph:
         if not self.kept:
             reason = f": {self._failure.reason}" if self._failure else ""
             raise CaptureError(
@@ -87,7 +87,7 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
     def _keep_only(self, gm: fx.GraphModule) -> bool:
         return self.keep_where(lambda variant: self._changed_graph(variant) is gm)
 
-    def keep_where(self, is_changed: Callable[[CacheEntry], bool]) -> bool:
+    def keep_where(self, is_changed: Callable[[GuardedGraph], bool]) -> bool:
         """Give up all graphs but the one that was changed; tell whether there is that one."""
         kept = next(filter(is_changed, self.kept), None)
         if kept is not None:
@@ -95,7 +95,7 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
             self._keep_variant(kept)
         return kept is not None
 
-    def _keep_variant(self, kept: CacheEntry) -> None:
+    def _keep_variant(self, kept: GuardedGraph) -> None:
         kept.is_stale = self._backend is not None
 
     def change_as(self, other: CapturedGraphs) -> None:
@@ -112,7 +112,7 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
             )
         self.keep_changes(other.changes)
 
-    def _changed_graph(self, variant: CacheEntry) -> fx.GraphModule:
+    def _changed_graph(self, variant: GuardedGraph) -> fx.GraphModule:
         """Return the graph that is changed where the program is."""
         return variant.graph_module
 
@@ -137,7 +137,7 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
         if self._substitution is not None:
             self._substitution.note_unchanged(failure)
 
-    def _finish(self, variant: CacheEntry, attempt: Attempt, *, is_for_one: bool) -> None:
+    def _finish(self, variant: GuardedGraph, attempt: Attempt, *, is_for_one: bool) -> None:
         """Change a graph as the program was changed, and let the backend compile it."""
         assert attempt.run is not None
         self.warn_of_unreported_edits(map(self._changed_graph, self.kept))
@@ -149,7 +149,7 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
         self.note_graph(changed)
 
     def _make(
-        self, variant: CacheEntry, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None
+        self, variant: GuardedGraph, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None
     ) -> None:
         """Make what is to be run of a graph; `args` are inputs where it is for those alone."""
         self.change_again(variant.graph_module, args)
@@ -159,7 +159,7 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
         elif self._substitution is not None:  # backends compile graphs of tensors
             variant.run = self._substitution.with_numbers(variant.graph_module)
 
-    def _renew(self, variant: CacheEntry, call: GuardedCall) -> None:
+    def _renew(self, variant: GuardedGraph, call: GuardedCall) -> None:
         """Let the backend compile a graph that was changed after it was compiled."""
         assert self._backend is not None
         variant.run = self._backend(variant.graph_module, tuple(variant.inputs(call)))

@@ -10,7 +10,6 @@ from fxkit.errors import FxkitError
 from fxkit.torch_adapters.late_imports import FOR_SIZES, import_at_once
 from fxkit.tracing.graph_cache import MAX_VARIANTS, GraphCache
 from fxkit.tracing.guarding.guards import GuardedCall
-from fxkit.tracing.recording.cache_entry import CacheEntry
 from fxkit.tracing.recording.dynamic_inputs import (
     FreeAxes,
     Request,
@@ -18,6 +17,7 @@ from fxkit.tracing.recording.dynamic_inputs import (
     requested,
     seen_to_change,
 )
+from fxkit.tracing.recording.guarded_graph import GuardedGraph
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.recording.state import Learned
@@ -25,7 +25,7 @@ from fxkit.tracing.values.refusals import Failure, Refusal
 
 MAX_STATIC = 3  # calls that could not be given symbolic sizes, before that is no longer tried
 
-Finish = Callable[[CacheEntry], None]
+Finish = Callable[[GuardedGraph], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Generalisation:
 
     def graph(
         self, invocation: Invocation, attempt: Attempt, inputs: OpenInputs, finish: Finish
-    ) -> CacheEntry | None:
+    ) -> GuardedGraph | None:
         """Return a finished graph for more calls than this one, if there is one.
 
         Args:
@@ -124,14 +124,14 @@ class Generalisation:
             from fxkit.tracing.recording.scalar_recording import record_scalars
 
             found = _finished(record_scalars(invocation, attempt), finish)
-            if isinstance(found, CacheEntry):
+            if isinstance(found, GuardedGraph):
                 return found
         if self._control_flow:
             from fxkit.tracing.branches.cond_capture import capture_cond
 
             found, self.branches = capture_cond(invocation, attempt)
             found = _finished(found, finish)
-            if isinstance(found, CacheEntry):
+            if isinstance(found, GuardedGraph):
                 return found
         if not inputs.sizes:
             return None
@@ -148,7 +148,7 @@ class Generalisation:
         return found
 
 
-def _finished(found: CacheEntry | Failure, finish: Finish) -> CacheEntry | Failure:
+def _finished(found: GuardedGraph | Failure, finish: Finish) -> GuardedGraph | Failure:
     """Finish a graph; return why it can't be, if it can't."""
     if isinstance(found, Failure):
         return found

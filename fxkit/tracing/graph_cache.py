@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from fxkit.tracing.recording.cache_entry import CacheEntry
+from fxkit.tracing.recording.guarded_graph import GuardedGraph
 
 MAX_VARIANTS = 8
 
@@ -19,11 +19,11 @@ class GraphCache:
     """
 
     def __init__(self) -> None:
-        self.entries: tuple[CacheEntry, ...] = ()
+        self.entries: tuple[GuardedGraph, ...] = ()
         self.evictions = 0
         self._lock = threading.Lock()
 
-    def add(self, entry: CacheEntry) -> bool:
+    def add(self, entry: GuardedGraph) -> bool:
         """Put a graph first; tell whether the last one was given up for it."""
         with self._lock:
             entries = (entry, *self.entries)
@@ -32,7 +32,7 @@ class GraphCache:
             self.evictions += is_full
         return is_full
 
-    def use(self, entry: CacheEntry) -> None:
+    def use(self, entry: GuardedGraph) -> None:
         """Put a graph first that has just run, if it is still kept."""
         if self.entries[0] is entry:
             return
@@ -41,7 +41,7 @@ class GraphCache:
             if len(others) < len(self.entries):
                 self.entries = (entry, *others)
 
-    def keep(self, is_kept: Callable[[CacheEntry], bool]) -> None:
+    def keep(self, is_kept: Callable[[GuardedGraph], bool]) -> None:
         """Give up the graphs for which a predicate does not hold."""
         with self._lock:
             self.entries = tuple(filter(is_kept, self.entries))

@@ -13,8 +13,8 @@ from fxkit.tracing.graph_cache import MAX_VARIANTS, GraphCache
 from fxkit.tracing.guarding.guards import Mismatch
 from fxkit.tracing.parameter_names import parameter_names
 from fxkit.tracing.recorder.frames import source_text
-from fxkit.tracing.recording.cache_entry import CacheEntry
 from fxkit.tracing.recording.dynamic_inputs import Request
+from fxkit.tracing.recording.guarded_graph import GuardedGraph
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.recording import Attempt, record
 from fxkit.tracing.recording.state import Learned, replaced_tensors
@@ -31,7 +31,7 @@ class RecaptureWarning(UserWarning):
 class Finish(Protocol):
     """Makes what is to be run of a graph."""
 
-    def __call__(self, variant: CacheEntry, attempt: Attempt, *, is_for_one: bool) -> None:
+    def __call__(self, variant: GuardedGraph, attempt: Attempt, *, is_for_one: bool) -> None:
         """Finish the graph of a run; `is_for_one` where it serves its inputs alone."""
         ...
 
@@ -140,7 +140,7 @@ class Recaptures:
             if begins_again is not None and not begins_again(attempt):
                 return attempt
 
-    def keep(self, entry: CacheEntry, changed: Mismatch | None) -> None:
+    def keep(self, entry: GuardedGraph, changed: Mismatch | None) -> None:
         """Keep a graph; warn, once, where another one has to be given up for it.
 
         Args:

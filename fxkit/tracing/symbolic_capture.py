@@ -12,7 +12,7 @@ from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding import guards as g
 from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.state_restore import Mutations
-from fxkit.tracing.recording.cache_entry import CacheEntry
+from fxkit.tracing.recording.guarded_graph import GuardedGraph
 from fxkit.tracing.recording.run_guards import module_guards, structure_guard
 from fxkit.tracing.symbolic import SymbolicTracer, traced_module
 from fxkit.tracing.values.structure import Blueprint
@@ -79,7 +79,7 @@ def capture_symbolically(
     assert tracer.result is not None
     regions = tracer.regions
     captured.keep(
-        CacheEntry(
+        GuardedGraph(
             graph_module=module,
             guards=(
                 g.ModesGuard("torch's modes", ambient=call.ambient, defaults=call.defaults),

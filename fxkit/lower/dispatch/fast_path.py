@@ -19,8 +19,8 @@ from fxkit.torch_adapters.layers import forward_hooks_of, forward_pre_hooks_of
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.guarding.state_containers import ABSENT
 from fxkit.tracing.guarding.table_watch import UNGUARDED, WatchedTable
-from fxkit.tracing.recording.cache_entry import CacheEntry
 from fxkit.tracing.recording.entry_facts import EntryFacts, entry_facts
+from fxkit.tracing.recording.guarded_graph import GuardedGraph
 
 # More are compared pair by pair for too long.
 _MAX_ARGUMENTS = 32
@@ -50,7 +50,7 @@ class FastPath:
     """
 
     entry: Callable[..., Any]
-    variant: CacheEntry
+    variant: GuardedGraph
     module: Module
     finish: Callable[[Any], Any] | None
     miss: Any
@@ -102,7 +102,11 @@ class FastPaths:
             self.paths = (path, *self.paths[: _MAX_PATHS - 1])
 
     def _path(
-        self, variant: CacheEntry, module: Module, facts: EntryFacts, args: tuple[torch.Tensor, ...]
+        self,
+        variant: GuardedGraph,
+        module: Module,
+        facts: EntryFacts,
+        args: tuple[torch.Tensor, ...],
     ) -> FastPath | None:
         if self._may_leave and isinstance(module, CompiledModule) and not module.has_kernels:
             entry, finish = make_entry(facts, module, _noted(module, self._captured.fn)), None

@@ -35,7 +35,7 @@ class Candidate:
     Attributes:
         node: The node.
         call: Its operator and arguments.
-        row: The row of one of the three tables.
+        entry: The entry of one of the three tables.
         operands: Operand name → node, attribute of the module, number, None, or a list of these.
         operand_types: The type of each of them that is a tensor.
         types: Type of each of its results.
@@ -43,7 +43,7 @@ class Candidate:
 
     node: fx.Node
     call: Call
-    row: ScalarOp | ReductionOp | MoveOp
+    entry: ScalarOp | ReductionOp | MoveOp
     operands: Mapping[str, Any]
     operand_types: Mapping[fx.Node | Attribute, Any]
     types: tuple[TensorType, ...]
@@ -70,8 +70,8 @@ class Candidate:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The attributes that the row's function takes, by name."""
-        names = self.row.attributes
+        """The attributes that the entry's function takes, by name."""
+        names = self.entry.attributes
         return {n: self.call.arguments.get(n) for n in names if n in self.call.arguments}
 
 
@@ -86,8 +86,8 @@ def tensors_in(values: Iterable[Any]) -> list[fx.Node | Attribute]:
     return found
 
 
-def row_of(call: Call, name: str | None = None) -> ScalarOp | ReductionOp | MoveOp | None:
-    """Return the table's row for a call; of an operator that has several, the one that serves."""
+def table_entry(call: Call, name: str | None = None) -> ScalarOp | ReductionOp | MoveOp | None:
+    """Return the table's entry for a call; of an operator that has several, the one that serves."""
     name = reduction_ops.variant(call.name if name is None else name, _arguments(call))
     return (
         scalar_ops.TABLE.get(name) or reduction_ops.TABLE.get(name) or movement_ops.TABLE.get(name)
@@ -102,7 +102,7 @@ def is_candidate(node: fx.Node) -> bool:
     call = resolve(node)
     if call is None or is_alias(node):
         return False
-    if row_of(call) or row_of(call, call.name.removesuffix("_")):
+    if table_entry(call) or table_entry(call, call.name.removesuffix("_")):
         return isinstance(_first(type_of(node)), TensorType | None)
     overload = call.operator.overload
     return overload is not None and torch.Tag.pointwise in overload.tags
@@ -120,26 +120,26 @@ def candidate(node: fx.Node, root: torch.nn.Module, is_value: bool = False) -> C
         Unfusable: When no kernel can compute it, wherever it stands.
     """
     call = resolve(node)
-    row = call and row_of(call, call.name.removesuffix("_") if is_value else None)
-    if call is None or row is None:
-        raise Unfusable(_no_row(call))
+    entry = call and table_entry(call, call.name.removesuffix("_") if is_value else None)
+    if call is None or entry is None:
+        raise Unfusable(_no_entry(call))
     types = _results(node)
     arguments = dict(_arguments(call))
-    if "self" in row.operands and "input" in arguments:
+    if "self" in entry.operands and "input" in arguments:
         arguments["self"] = arguments.pop("input")
     if any(arguments.get(name) is not None for name in _OLD_FORMS):
         raise Unfusable("it is called in a form that eager alone serves")
-    operands = {name: arguments.get(name) for name in row.operands}
+    operands = {name: arguments.get(name) for name in entry.operands}
     known_types = {tensor: operand_type(tensor, root) for tensor in tensors_in(operands.values())}
-    if isinstance(row, MoveOp):
+    if isinstance(entry, MoveOp):
         for known in known_types.values():
-            _check_type(known, "an operand", may_be_empty=row.joins)
-            if row.in_order and known.stride != tuple(row_major(known.shape)):
+            _check_type(known, "an operand", may_be_empty=entry.joins)
+            if entry.in_order and known.stride != tuple(row_major(known.shape)):
                 raise Unfusable("its operand does not lie row by row")
     else:
         _check_operands(operands, known_types)
-    found = Candidate(node, Call(call.operator, arguments), row, operands, known_types, types)
-    if not known_types and not isinstance(row, MoveOp):
+    found = Candidate(node, Call(call.operator, arguments), entry, operands, known_types, types)
+    if not known_types and not isinstance(entry, MoveOp):
         raise Unfusable("it has no tensor operand")
     if not set(node.all_input_nodes) <= known_types.keys():
         raise Unfusable("it takes an argument that is computed at run time")
@@ -176,9 +176,9 @@ def position_taken(node: fx.Node) -> int | None:
     return position if type(position) is int else None
 
 
-def _no_row(call: Call | None) -> str:
+def _no_entry(call: Call | None) -> str:
     name = call.name if call else "it"
-    if call and name.endswith("_") and row_of(call, name.removesuffix("_")):
+    if call and name.endswith("_") and table_entry(call, name.removesuffix("_")):
         return "it changes its operand in place"
     return f"the table of operators has no row for {name}"
 

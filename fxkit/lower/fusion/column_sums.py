@@ -37,22 +37,22 @@ def place_sum(
     Raises:
         Unfusable: When it is no such sum, or does not pay.
     """
-    row = found.row
-    if not isinstance(row, ReductionOp) or row.name != "aten.sum" or space.reduced is None:
+    entry = found.entry
+    if not isinstance(entry, ReductionOp) or entry.name != "aten.sum" or space.reduced is None:
         raise Unfusable("it is no sum over all rows")
     if not found.type.dtype.is_floating_point or not sum_dtype_of(found).is_floating_point:
         raise Unfusable("it sums integers")
     if rows_lie_along_memory(found):
         raise Unfusable("it sums neighbours in memory")
     coordinates = row_coordinates(found, space, inside)
-    dims = row.axes(found.call.arguments, len(coordinates))
+    dims = entry.axes(found.call.arguments, len(coordinates))
     long = {axis for axis, size in enumerate(space.sizes) if size != 1}
     rows = {axis for d in dims for axis in space.axes(coordinates[d])} & long
     if space.joints or not space.is_wide(coordinates) or rows != long - space.reduced:
         raise Unfusable("it sums along other axes than those of all rows")
     if not rows or math.prod(space.sizes[axis] for axis in long - rows) > MAX_ROW:
         raise Unfusable("there is one row, or rows are too long")
-    keepdim = bool(found.call.arguments.get("keepdim", row.keeps_dims))
+    keepdim = bool(found.call.arguments.get("keepdim", entry.keeps_dims))
     lies = tuple(
         kept(c) if d in dims and c is not None and c >= 0 else c
         for d, c in enumerate(coordinates)
@@ -65,10 +65,10 @@ def place_sum(
 
 def sum_dtype_of(found: Candidate) -> torch.dtype:
     """Return the dtype in which a sum takes its operand."""
-    if not isinstance(found.row, ReductionOp):
-        raise TypeError(f"expected a sum, got {found.row.name}")
+    if not isinstance(found.entry, ReductionOp):
+        raise TypeError(f"expected a sum, got {found.entry.name}")
     dtypes = [found.operand_types[tensor].dtype for tensor in found.tensors]
-    return found.row.input_dtype(found.call.arguments, dtypes)
+    return found.entry.input_dtype(found.call.arguments, dtypes)
 
 
 def sums_well(kernel: Kernel) -> bool:

@@ -160,7 +160,7 @@ class _Emitter:
             operand, index = view.source, view.index(index, self.sizes)
         if isinstance(operand, fx.Node) and operand in self._members:
             member = self._members[operand]
-            if isinstance(member.row, ReductionOp):
+            if isinstance(member.entry, ReductionOp):
                 return self._of_row(member, position, index)
             return self._results(member, index)[position]
         return self._load(operand, index)
@@ -191,18 +191,18 @@ class _Emitter:
 
     def _results(self, member: Candidate, index: Sequence[Index]) -> tuple[Ref, ...]:
         guard = None if self.guard is None else self.guard.position
-        is_row = isinstance(member.row, ReductionOp)
+        is_row = isinstance(member.entry, ReductionOp)
         key = member.node if is_row else (member.node, tuple(index), guard)
         if key in self.values:
             return self.values[key]
         before = self.guard
-        if isinstance(member.row, ReductionOp):
+        if isinstance(member.entry, ReductionOp):
             self.guard = None
-            values = self._row(member, member.row)
-        elif isinstance(member.row, MoveOp):
-            values = (self._moved(member, member.row, index),)
+            values = self._reduction(member, member.entry)
+        elif isinstance(member.entry, MoveOp):
+            values = (self._moved(member, member.entry, index),)
         else:
-            found = self._scalar(member, member.row, index)
+            found = self._scalar(member, member.entry, index)
             values = found if isinstance(found, tuple) else (found,)
         self.guard = before
         # A conversion that the program asks for takes place, whatever else is left unrounded.
@@ -216,8 +216,8 @@ class _Emitter:
         dtypes = {known.dtype for known in member.operand_types.values()}
         return member.type.dtype not in dtypes
 
-    def _moved(self, member: Candidate, row: MoveOp, index: Sequence[Index]) -> Ref:
-        value = row.build(
+    def _moved(self, member: Candidate, entry: MoveOp, index: Sequence[Index]) -> Ref:
+        value = entry.build(
             self._point(member, index), *member.operands.values(), **member.attributes
         )
         for operand in member.tensors:  # eager needs those too whose elements are not
@@ -225,31 +225,31 @@ class _Emitter:
                 self._input(operand)
         return value
 
-    def _scalar(self, member: Candidate, row: ScalarOp, index: Sequence[Index]) -> Any:
-        dtype = self._compute_dtype(member, row)
+    def _scalar(self, member: Candidate, entry: ScalarOp, index: Sequence[Index]) -> Any:
+        dtype = self._compute_dtype(member, entry)
         operands = [
-            self._converted(name, value, row, dtype, index)
+            self._converted(name, value, entry, dtype, index)
             for name, value in member.operands.items()
         ]
         attributes = member.attributes
-        if "result_dtype" in row.attributes:
+        if "result_dtype" in entry.attributes:
             attributes["result_dtype"] = member.type.dtype
-        if "common_dtype" in row.attributes:
+        if "common_dtype" in entry.attributes:
             values = member.operands.values()
             attributes["common_dtype"] = common_dtype(self._meta(value) for value in values)
-        if row.checks:
+        if entry.checks:
             attributes["require"] = self._point(member, index).require
-        return row.build(*operands, **attributes)
+        return entry.build(*operands, **attributes)
 
     def _point(self, member: Candidate, index: Sequence[Index]) -> EmittedPoint:
         return EmittedPoint(self, index, tuple(member.type.shape), member.type.dtype)
 
-    def _compute_dtype(self, member: Candidate, row: ScalarOp) -> torch.dtype | None:
-        if row.computes is Computes.RESULT:
+    def _compute_dtype(self, member: Candidate, entry: ScalarOp) -> torch.dtype | None:
+        if entry.computes is Computes.RESULT:
             return member.type.dtype
-        if row.computes is Computes.BOOL:
+        if entry.computes is Computes.BOOL:
             return torch.bool
-        if row.computes in (Computes.OWN, Computes.KINDS):
+        if entry.computes in (Computes.OWN, Computes.KINDS):
             return None
         return common_dtype(map(self._meta, member.operands.values()))
 
@@ -264,7 +264,7 @@ class _Emitter:
         self,
         name: str,
         value: Any,
-        row: ScalarOp,
+        entry: ScalarOp,
         dtype: torch.dtype | None,
         index: Sequence[Index],
     ) -> Ref | Number | None:
@@ -272,11 +272,11 @@ class _Emitter:
         if value is None:
             return None
         if not isinstance(value, (fx.Node, Attribute)):
-            if row.computes is Computes.KINDS:
+            if entry.computes is Computes.KINDS:
                 return value
-            is_kept = not self.builder.rounds and row.name in _SUMS
-            return self._number(value, dtype, is_kept or name in row.exact_numbers)
-        if only_type_matters(row, name):
+            is_kept = not self.builder.rounds and entry.name in _SUMS
+            return self._number(value, dtype, is_kept or name in entry.exact_numbers)
+        if only_type_matters(entry, name):
             if value not in self._members and value not in self.group.aliases:
                 self._input(value)
             return None
@@ -284,7 +284,7 @@ class _Emitter:
         if dtype is None or name in ("condition", "mask"):
             return read
         # Eager takes a single number out of its tensor as it is, and rounds the result alone.
-        is_number = name == "other" and row.exact_single and self._is_single(value)
+        is_number = name == "other" and entry.exact_single and self._is_single(value)
         return read.cast(register_of(dtype) if is_number else dtype)
 
     def _is_single(self, operand: Operand) -> bool:
@@ -295,23 +295,23 @@ class _Emitter:
             raise Unfusable("it takes a number where a tensor is expected")
         return self.builder.const(value, register_of(dtype) if exact else dtype)
 
-    def _over_own_domain(self, member: Candidate, row: ReductionOp) -> tuple[Ref, ...]:
+    def _over_own_domain(self, member: Candidate, entry: ReductionOp) -> tuple[Ref, ...]:
         """Compute an operator that indexes its operands over an iteration domain of its own."""
         domain = domain_of(member)
         index = self.axes.place(self.group.space.identity)
         point = EmittedPoint(self, index, domain.sizes, member.type.dtype)
-        attributes = {name: member.attributes.get(name) for name in row.attributes}
-        result = row.build(point, *member.operands.values(), **attributes)
+        attributes = {name: member.attributes.get(name) for name in entry.attributes}
+        result = entry.build(point, *member.operands.values(), **attributes)
         return result if isinstance(result, tuple) else (result,)
 
-    def _row(self, member: Candidate, row: ReductionOp) -> tuple[Ref, ...]:
-        if row.domain is not None:
-            return self._over_own_domain(member, row)
+    def _reduction(self, member: Candidate, entry: ReductionOp) -> tuple[Ref, ...]:
+        if entry.domain is not None:
+            return self._over_own_domain(member, entry)
         group = self.group
         shape = row_shape(member)
         coordinates = row_coordinates(member, group.space, group.placed)
         dtypes = [member.operand_types[t].dtype for t in member.tensors]
-        dtype = row.input_dtype(member.call.arguments, dtypes)
+        dtype = entry.input_dtype(member.call.arguments, dtypes)
         lies = row_dims(member)
         operands: list[Ref | None] = []
         for name, value in member.operands.items():
@@ -321,15 +321,15 @@ class _Emitter:
             else:
                 operands.append(None if value is None else self.builder.const(value, dtype))
         attributes = member.attributes
-        dims = row.axes(member.call.arguments, len(shape))
+        dims = entry.axes(member.call.arguments, len(shape))
         attributes["count"] = math.prod(shape[d] for d in dims)
         attributes["sizes"] = shape
         attributes["result_dtype"] = member.type.dtype
-        if "require" in row.attributes:
+        if "require" in entry.attributes:
             attributes["require"] = self._point(member, ()).require
-        if "place" in row.attributes:
+        if "place" in entry.attributes:
             attributes["place"] = self._number_in_row([coordinates[d] for d in dims])
-        result = row.build(*operands, **{name: attributes.get(name) for name in row.attributes})
+        result = entry.build(*operands, **{name: attributes.get(name) for name in entry.attributes})
         return result if isinstance(result, tuple) else (result,)
 
     def _number_in_row(self, coordinates: Sequence[int | None]) -> Ref:

@@ -25,7 +25,7 @@ MAX_READS = 48
 
 def _checks(found: Candidate) -> bool:
     """Tell whether eager raises for some values of a candidate's operands."""
-    return found.row.checks
+    return found.entry.checks
 
 
 @dataclass
@@ -89,7 +89,7 @@ class FusionGroup:
             Unfusable: When it does not fit into the region's space.
         """
         tensors = [t for t in found.tensors if isinstance(t, fx.Node)]
-        if self.is_strict and isinstance(found.row, MoveOp) and self.members:
+        if self.is_strict and isinstance(found.entry, MoveOp) and self.members:
             raise Unfusable("it moves elements in a region that keeps to one space")
         try:
             self._place(found)
@@ -131,9 +131,14 @@ class FusionGroup:
         All else that it computes must be as wide as its space.
         """
         reducing = self._reducing
-        if not self.may_sum or not reducing or self.sums or not isinstance(found.row, ReductionOp):
+        if (
+            not self.may_sum
+            or not reducing
+            or self.sums
+            or not isinstance(found.entry, ReductionOp)
+        ):
             return False
-        if any(member.row.name != "aten.sum" for member in reducing.values()):
+        if any(member.entry.name != "aten.sum" for member in reducing.values()):
             return False
         seen = self._seen(reducing)
         others = {node: c for node, c in self.coordinates.items() if node not in seen}
@@ -148,7 +153,7 @@ class FusionGroup:
 
     @property
     def _reducing(self) -> dict[fx.Node, Candidate]:
-        return {m.node: m for m in self.members if isinstance(m.row, ReductionOp)}
+        return {m.node: m for m in self.members if isinstance(m.entry, ReductionOp)}
 
     def _sum_over_rows(self, found: Candidate) -> None:
         """Reduce the rows that a candidate reduces; what was reduced is summed over all of them."""
@@ -168,7 +173,7 @@ class FusionGroup:
 
     def _can_be_inlined(self, found: Candidate) -> bool:
         """Tell whether a candidate may be computed where others of the region will read it."""
-        is_plain = not isinstance(found.row, ReductionOp) and not _checks(found)
+        is_plain = not isinstance(found.entry, ReductionOp) and not _checks(found)
         return is_plain and self._leads_to(found.node, self.space.sizes)
 
     def _can_move_to(self, found: Candidate, tensors: Iterable[fx.Node]) -> bool:
@@ -245,7 +250,7 @@ class FusionGroup:
     @property
     def is_simple(self) -> bool:
         """Whether each value is computed once, in its place."""
-        has_moves = any(isinstance(m.row, MoveOp) for m in self.members)
+        has_moves = any(isinstance(m.entry, MoveOp) for m in self.members)
         return not has_moves and None not in self.coordinates.values()
 
     def origin(self, node: fx.Node) -> tuple[fx.Node, int]:

@@ -184,9 +184,9 @@ class _Partitioner:
         return FusionGroup(space, is_strict=is_strict, may_sum=may_sum, rounds=self._policy.rounds)
 
     def _is_slow(self, found: Candidate) -> bool:
-        row = found.row
-        is_slow = isinstance(row, ReductionOp) and (
-            row.slow or (row.slow_along and rows_lie_along_memory(found, are_few=True))
+        entry = found.entry
+        is_slow = isinstance(entry, ReductionOp) and (
+            entry.slow or (entry.slow_along and rows_lie_along_memory(found, are_few=True))
         )
         return is_slow and self._policy.device.type == "cpu" and self._policy.min_members > 1
 
@@ -232,7 +232,7 @@ class _Partitioner:
 
     def _may_be_joined(self, node: fx.Node) -> bool:
         """Tell whether all readers of a node wait for something else, so that it would be alone."""
-        if isinstance(self._candidates[node].row, ReductionOp) or any(self._siblings(node)):
+        if isinstance(self._candidates[node].entry, ReductionOp) or any(self._siblings(node)):
             return False
         readers = [user for user in node.users if user.op != "output"]
         return bool(readers) and all(is_candidate(r) and self._waits_for[r] > 1 for r in readers)

@@ -41,20 +41,20 @@ def place(
     Raises:
         Unfusable: When it does not fit into the region.
     """
-    if isinstance(found.row, ReductionOp):
-        return _place_row(found, found.row, space, inside)
-    if isinstance(found.row, MoveOp):
+    if isinstance(found.entry, ReductionOp):
+        return _place_reduction(found, found.entry, space, inside)
+    if isinstance(found.entry, MoveOp):
         return (_place_beside(found.type.shape, space),)
-    tensors = [t for name, t in found.operands.items() if not only_type_matters(found.row, name)]
+    tensors = [t for name, t in found.operands.items() if not only_type_matters(found.entry, name)]
     shapes = [found.operand_types[t].shape for t in tensors_in(tensors)]
     if broadcast_shape(*shapes) != tuple(found.type.shape):
         raise Unfusable("its result has another shape than its operands")
     return (_place_points(found, found.type.shape, space, inside),) * len(found.types)
 
 
-def only_type_matters(row: ScalarOp | ReductionOp | MoveOp, operand: str) -> bool:
+def only_type_matters(entry: ScalarOp | ReductionOp | MoveOp, operand: str) -> bool:
     """Tell whether only the type of an operand matters."""
-    return row.name == "aten.type_as" and operand == "other"
+    return entry.name == "aten.type_as" and operand == "other"
 
 
 def _place_points(
@@ -64,7 +64,7 @@ def _place_points(
     inside: Mapping[fx.Node, Coordinates],
 ) -> Coordinates:
     """Return the coordinates of what a candidate's operands broadcast to."""
-    tensors = [t for name, t in found.operands.items() if not only_type_matters(found.row, name)]
+    tensors = [t for name, t in found.operands.items() if not only_type_matters(found.entry, name)]
     operands = [inside[t] for t in tensors if isinstance(t, fx.Node) and t in inside]
     return space.broadcast(operands, shape) if operands else _place_beside(shape, space)
 
@@ -75,23 +75,23 @@ def _place_beside(shape: Sequence[int], space: RegionSpace) -> Coordinates:
     return space.identity
 
 
-def _place_row(
+def _place_reduction(
     found: Candidate,
-    row: ReductionOp,
+    entry: ReductionOp,
     space: RegionSpace,
     inside: Mapping[fx.Node, Coordinates],
 ) -> tuple[Coordinates, ...]:
-    if row.domain is not None:
+    if entry.domain is not None:
         return _place_domain(domain_of(found), space)
     shape = row_shape(found)
     coordinates = row_coordinates(found, space, inside)
-    dims = row.axes(found.call.arguments, len(shape))
-    if row.axes is no_dim:
+    dims = entry.axes(found.call.arguments, len(shape))
+    if entry.axes is no_dim:
         return (coordinates,)
-    keepdim = bool(found.call.arguments.get("keepdim", row.keeps_dims))
+    keepdim = bool(found.call.arguments.get("keepdim", entry.keeps_dims))
     scalars = space.reduce(coordinates, dims, keepdim)
     count = len(found.types)
-    placed = tuple(coordinates if n < row.keeps_row else scalars for n in range(count))
+    placed = tuple(coordinates if n < entry.keeps_row else scalars for n in range(count))
     for known, lies in zip(found.types, placed, strict=True):
         if tuple(known.shape) != tuple(space.size(coordinate) for coordinate in lies):
             raise Unfusable("its result has another shape than its rows")
@@ -100,13 +100,13 @@ def _place_row(
 
 def domain_of(found: Candidate) -> IterationDomain:
     """Return the iteration domain of an operator that has one of its own, such as pooling."""
-    if not isinstance(found.row, ReductionOp) or found.row.domain is None:
+    if not isinstance(found.entry, ReductionOp) or found.entry.domain is None:
         raise TypeError(
-            f"expected an operator with an iteration domain of its own, got {found.row.name}"
+            f"expected an operator with an iteration domain of its own, got {found.entry.name}"
         )
     tensors = {n: v for n, v in found.operands.items() if isinstance(v, (fx.Node, Attribute))}
     shapes = {name: tuple(found.operand_types[value].shape) for name, value in tensors.items()}
-    return found.row.domain(found.call.arguments, shapes, [tuple(t.shape) for t in found.types])
+    return found.entry.domain(found.call.arguments, shapes, [tuple(t.shape) for t in found.types])
 
 
 def _place_domain(domain: IterationDomain, space: RegionSpace) -> tuple[Coordinates, ...]:
@@ -150,11 +150,11 @@ def row_shape(found: Candidate) -> tuple[int, ...]:
 
 def row_dims(found: Candidate) -> dict[str, tuple[int, ...]]:
     """Return, for each tensor that a reduction takes, where its dimensions lie."""
-    if not isinstance(found.row, ReductionOp):
-        raise TypeError(f"expected a candidate with a row program, got {found.row.name}")
+    if not isinstance(found.entry, ReductionOp):
+        raise TypeError(f"expected a candidate that reduces, got {found.entry.name}")
     tensors = {n: v for n, v in found.operands.items() if isinstance(v, (fx.Node, Attribute))}
     ranks = {name: len(found.operand_types[value].shape) for name, value in tensors.items()}
-    return found.row.dims(ranks)
+    return found.entry.dims(ranks)
 
 
 def rows_lie_along_memory(found: Candidate, are_few: bool = False) -> bool:
@@ -164,7 +164,7 @@ def rows_lie_along_memory(found: Candidate, are_few: bool = False) -> bool:
         found: A call of a reduction, or of another, of which it does not hold.
         are_few: Whether to ask for those alone of which a kernel can't handle several at a time.
     """
-    if not isinstance(found.row, ReductionOp):
+    if not isinstance(found.entry, ReductionOp):
         return False
     known = [type_of(t) for t in found.tensors if isinstance(t, fx.Node)]
     tensors = [t for t in known if isinstance(t, TensorType) and t.stride]
@@ -174,7 +174,7 @@ def rows_lie_along_memory(found: Candidate, are_few: bool = False) -> bool:
         and t.shape[d] != 1
         and not (are_few and _has_many_rows(t, d))
         for t in tensors
-        for d in found.row.axes(found.call.arguments, len(t.shape))
+        for d in found.entry.axes(found.call.arguments, len(t.shape))
     )
 
 
@@ -186,10 +186,10 @@ def _has_many_rows(known: TensorType, dim: int) -> bool:
 
 def first_space(found: Candidate) -> RegionSpace:
     """Return the space of a region that begins with this candidate."""
-    if isinstance(found.row, ReductionOp) and found.row.domain is not None:
+    if isinstance(found.entry, ReductionOp) and found.entry.domain is not None:
         domain = domain_of(found)
         return RegionSpace(domain.sizes, joints=domain.joints)
-    if isinstance(found.row, ReductionOp):
+    if isinstance(found.entry, ReductionOp):
         return RegionSpace(row_shape(found))
     return RegionSpace(tuple(found.type.shape))
 

@@ -42,8 +42,8 @@ class Policy:
         """Return why eager is as fast for a region, or None where a kernel is faster."""
         if len(group.members) >= self.min_members:
             return None
-        row = group.members[0].row
-        if isinstance(row, MoveOp) and not row.pays_alone:
+        entry = group.members[0].entry
+        if isinstance(entry, MoveOp) and not entry.pays_alone:
             return "no neighbour can join it, and alone eager's kernel is as fast"
         if _has_few_rows(group):
             return "no neighbour can join it, and eager divides its rows among threads"

@@ -1,4 +1,4 @@
-"""Norms and distances: more rows of the table of row programs, see `reduction_ops`."""
+"""Norms and distances: more entries of the table of reductions, see `reduction_ops`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Losses: rows of the tables of pointwise operators and of row programs.
+"""Losses: entries of the tables of pointwise operators and of reductions.
 
 A loss is written once, for one element. It stands in the table of pointwise operators; where it is
-reduced to a single number, the row program is the sum or the mean of its elements.
+reduced to a single number, the body is the sum or the mean of its elements.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class ReductionOp:
 
     Attributes:
         name: Operator identity.
-        build: Makes the row program; returns one value, or a tuple for several results.
+        build: Makes the body of the reduction; returns one value, or a tuple for several results.
         axes: Returns the dimensions that are reduced, from the arguments and the number of
             dimensions. None at all for an operator that reduces nothing.
         dtype: Returns the dtype that the operands are cast to, from the arguments and the dtype
@@ -128,7 +128,7 @@ def row(
     slow_along: bool = False,
     tolerance: float = 8,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add an operator that reduces along axes to the table: the function is its row program.
+    """Add an operator that reduces along axes to the table: the function is its body.
 
     The positional parameters of the function are operands, tensors that are broadcast to one shape,
     or None; keyword-only ones are attributes. Both have the names of ATen's schema. `count`,

@@ -1,4 +1,4 @@
-"""Cumulative sums and their kin: more rows of the table of row programs, see `reduction_ops`."""
+"""Cumulative sums and their kin: more entries of the table of reductions, see `reduction_ops`."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from fxkit.tracing.recorder.frames import source_text
 from fxkit.tracing.recorder.recorded import TracedValue
 from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.recorder.state_restore import Entries, MemorySnapshot
-from fxkit.tracing.recording.cache_entry import CacheEntry
 from fxkit.tracing.recording.graph_comparison import is_same_but_for_scalars
+from fxkit.tracing.recording.guarded_graph import GuardedGraph
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.recording.rerun import Rerun, RunStopped, rerun
@@ -45,7 +45,7 @@ _DECIDING = frozenset({"__bool__", "is_nonzero"})
 
 def capture_cond(
     invocation: Invocation, first: Attempt
-) -> tuple[CacheEntry | Failure, tuple[str, ...]]:
+) -> tuple[GuardedGraph | Failure, tuple[str, ...]]:
     """Record a call again that was just recorded, once for each way through its branches.
 
     Args:
@@ -64,7 +64,7 @@ def capture_cond(
     try:
         if _has_effects(variant):
             raise Refusal("the program does more than to compute")
-        found: CacheEntry | Failure = _Search(
+        found: GuardedGraph | Failure = _Search(
             invocation, first, variant.graph_module.graph, reasons
         ).variant()
     except Refusal as refusal:
@@ -143,7 +143,7 @@ class _Forced(Recorder):
 class _Way(Run):
     """One way through the program, and what was recorded beside its graph."""
 
-    variant: CacheEntry
+    variant: GuardedGraph
     blueprint: Any
 
 
@@ -163,7 +163,7 @@ class _ForcedRun(Rerun[_Way]):
         """Return what records the run."""
         return _Forced(leaves, self.environment, sys._getframe())
 
-    def outcome(self, entry: CacheEntry, result: Any) -> _Way:
+    def outcome(self, entry: GuardedGraph, result: Any) -> _Way:
         """Return the way that was recorded, where it does nothing but compute."""
         recorder = self.recorder
         if _has_effects(entry):
@@ -188,7 +188,7 @@ class _ForcedRun(Rerun[_Way]):
         self.recorder.put_back_tensors()
 
 
-def _has_effects(entry: CacheEntry) -> bool:
+def _has_effects(entry: GuardedGraph) -> bool:
     return bool(entry.changes or entry.replays or entry.mutations or entry.extras)
 
 
@@ -205,7 +205,7 @@ class _Search:
         self._runs = 0
         self._has_joined = False
 
-    def variant(self) -> CacheEntry:
+    def variant(self) -> GuardedGraph:
         """Return the graph of all ways.
 
         Raises:
@@ -257,7 +257,7 @@ class _Search:
             raise Refusal(way.reason, way.hint)
         return way
 
-    def _finished(self, way: _Way) -> CacheEntry:
+    def _finished(self, way: _Way) -> GuardedGraph:
         guards = tuple(_value_guards(way.module))
         return replace(way.variant, graph_module=way.module, value_guards=guards, _quick=None)
 
@@ -281,7 +281,7 @@ def _value_guards(module: fx.GraphModule) -> Iterable[g.ValueGuard]:
                 yield from _value_guards(inner)
 
 
-def _both(ours: CacheEntry, theirs: CacheEntry) -> CacheEntry:
+def _both(ours: GuardedGraph, theirs: GuardedGraph) -> GuardedGraph:
     """Return our variant with what either takes for granted."""
     known = {_key(guard) for guard in ours.guards}
     guards = (*ours.guards, *(it for it in theirs.guards if _key(it) not in known))

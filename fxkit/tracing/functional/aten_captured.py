@@ -14,7 +14,7 @@ from fxkit.tracing.captured import Captured
 from fxkit.tracing.changed_program import ChangedProgram
 from fxkit.tracing.functional.aot_autograd import Decompositions
 from fxkit.tracing.functional.functional_program import FunctionalProgram
-from fxkit.tracing.recording.cache_entry import CacheEntry
+from fxkit.tracing.recording.guarded_graph import GuardedGraph
 from fxkit.tracing.values.refusals import Refusal
 
 
@@ -47,16 +47,16 @@ class AtenCaptured(Captured):
         """Whether a change of the graph, or of that of the gradients, may give other results."""
         return super().is_altered or self._gradients.is_altered
 
-    def _changed_graph(self, variant: CacheEntry) -> fx.GraphModule:
+    def _changed_graph(self, variant: GuardedGraph) -> fx.GraphModule:
         return _program_of(variant).forward
 
-    def _keep_variant(self, kept: CacheEntry) -> None:
+    def _keep_variant(self, kept: GuardedGraph) -> None:
         super()._keep_variant(kept)
         kept.is_stale = False
         _program_of(kept).is_altered = True
 
     def _make(
-        self, variant: CacheEntry, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None
+        self, variant: GuardedGraph, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None
     ) -> None:
         variant.run = program = self._functional(variant.graph_module, inputs)
         self.change_again(program.forward, args and program.inputs(args))
@@ -144,6 +144,6 @@ class _Gradients(ChangedProgram):
         )
 
 
-def _program_of(variant: CacheEntry) -> FunctionalProgram:
+def _program_of(variant: GuardedGraph) -> FunctionalProgram:
     assert isinstance(variant.run, FunctionalProgram)
     return variant.run

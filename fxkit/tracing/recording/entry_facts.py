@@ -21,7 +21,7 @@ from fxkit.tracing.guarding.state_guards import (
     StateGuard,
     WatchedState,
 )
-from fxkit.tracing.recording.cache_entry import CacheEntry
+from fxkit.tracing.recording.guarded_graph import GuardedGraph
 
 # All that these ask is asked by the facts below too.
 _KNOWN = (
@@ -64,7 +64,7 @@ class EntryFacts:
     finish: Callable[[Any], Any] | None
 
 
-def entry_facts(variant: CacheEntry, args: tuple[Any, ...]) -> EntryFacts | None:
+def entry_facts(variant: GuardedGraph, args: tuple[Any, ...]) -> EntryFacts | None:
     """Return the facts of a graph that holds for this call; None where they are not so simple.
 
     They are those of a graph that changes nothing, whose arguments are all tensors, and whose
@@ -102,7 +102,7 @@ def _exact(guard: g.TensorGuard | FreeTensorGuard, call: g.GuardedCall) -> g.Ten
     return g.TensorGuard(guard.what, guard.index, guard.kind, found, torch.strided)
 
 
-def _is_simple(variant: CacheEntry) -> bool:
+def _is_simple(variant: GuardedGraph) -> bool:
     has_more = (
         variant.value_guards
         or variant.undo
@@ -118,6 +118,6 @@ def _is_simple(variant: CacheEntry) -> bool:
     return not has_more and all(type(guard) in _KNOWN for guard in variant.guards)
 
 
-def _builder(variant: CacheEntry) -> Callable[[Any], Any]:
+def _builder(variant: GuardedGraph) -> Callable[[Any], Any]:
     build = variant.result.build
     return lambda values: build(list(values), [], {})

@@ -31,7 +31,7 @@ from fxkit.tracing.recorder.recorded import Outside
 from fxkit.tracing.recorder.recorder import Recorder, active_recorder
 from fxkit.tracing.recorder.state_restore import Entries, Mutations, Rewind
 from fxkit.tracing.recorder.tape import misfit
-from fxkit.tracing.recording.cache_entry import CacheEntry, Extra, RecordedEffects
+from fxkit.tracing.recording.guarded_graph import Extra, GuardedGraph, RecordedEffects
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.run_guards import (
     alias_guards,
@@ -67,7 +67,7 @@ class Attempt:
     """
 
     result: Any
-    variant: CacheEntry | None
+    variant: GuardedGraph | None
     failure: Failure | None
     was_first: bool = False
     run: RecordedRun | None = None
@@ -194,7 +194,7 @@ class RecordedRun:
             return run_as_written()
         return nullcontext()
 
-    def variant(self, result: Any) -> CacheEntry | None:
+    def variant(self, result: Any) -> GuardedGraph | None:
         """Return the graph of the run, or None with the reason in `recorder.failure`."""
         recorder = self.recorder
         self.changes = recorder.finish()
@@ -224,7 +224,7 @@ class RecordedRun:
         reason = f"{name} has a backward hook, which is Python code that runs in the backward pass"
         return Failure(reason, "remove the hook, or capture under torch.no_grad()", failure.trace)
 
-    def _build(self, result: Any) -> CacheEntry:
+    def _build(self, result: Any) -> GuardedGraph:
         recorder = self.recorder
         outputs: list[fx.Node] = []
         blueprint, mutations, replays = self._blueprints(result, outputs)
@@ -238,7 +238,7 @@ class RecordedRun:
         numbers, values = self.scalar_inputs()
         inputs = (*self.tensors(), *values, *(item.tensor for item in extras))
         self.settle(module, inputs)
-        return CacheEntry(
+        return GuardedGraph(
             graph_module=module,
             guards=self._guards(),
             value_guards=value_guards(recorder),

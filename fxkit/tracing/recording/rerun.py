@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from fxkit.tracing.recorder.state_restore import Entries, MemorySnapshot
-from fxkit.tracing.recording.cache_entry import CacheEntry
+from fxkit.tracing.recording.guarded_graph import GuardedGraph
 from fxkit.tracing.recording.recording import Attempt, RecordedRun
 from fxkit.tracing.recording.state import raw
 from fxkit.tracing.values.refusals import Failure, Refusal, said
@@ -44,7 +44,7 @@ class Rerun(RecordedRun, Generic[T]):
     def remove_stand_ins(self) -> None:
         """Put values back where the program has left their stand-ins."""
 
-    def outcome(self, entry: CacheEntry, result: Any) -> Any:
+    def outcome(self, entry: GuardedGraph, result: Any) -> Any:
         """Return what comes of the run: its graph, where a subclass says nothing else.
 
         Args:

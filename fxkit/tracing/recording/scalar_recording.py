@@ -18,8 +18,8 @@ from fxkit.tracing.guarding.special_state import ArrayHolder, MemoHolder
 from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.scalar_tracing import NAME
 from fxkit.tracing.recorder.state_restore import Mutations
-from fxkit.tracing.recording.cache_entry import CacheEntry
 from fxkit.tracing.recording.graph_comparison import is_same_but_for_scalars
+from fxkit.tracing.recording.guarded_graph import GuardedGraph
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.recording.rerun import Rerun, rerun, why_not_again
@@ -32,7 +32,7 @@ from fxkit.tracing.values.symbolic_scalars import SYMBOLIC, plain
 _REVEALING = frozenset({"type", "id", "DisableTorchFunction", "_DisableTorchFunction"})
 
 
-def record_scalars(invocation: Invocation, first: Attempt) -> CacheEntry | Failure:
+def record_scalars(invocation: Invocation, first: Attempt) -> GuardedGraph | Failure:
     """Record a call again that was just recorded, and leave no trace of that.
 
     Args:
@@ -47,7 +47,7 @@ def record_scalars(invocation: Invocation, first: Attempt) -> CacheEntry | Failu
     if objection is not None:
         return objection
     learned = invocation.learned
-    found: CacheEntry | Failure = Failure("no number that changes can be an input", None)
+    found: GuardedGraph | Failure = Failure("no number that changes can be an input", None)
     while wanted := learned.numbers - learned.fixed:
         found = rerun(first, lambda: _ScalarRun(invocation, first))
         if not isinstance(found, Failure):
@@ -57,7 +57,7 @@ def record_scalars(invocation: Invocation, first: Attempt) -> CacheEntry | Failu
     return found
 
 
-class _ScalarRun(Rerun[CacheEntry]):
+class _ScalarRun(Rerun[GuardedGraph]):
     """A run of a program with stand-ins for numbers that change."""
 
     subject = "with stand-ins for numbers it"

@@ -21,8 +21,8 @@ from fxkit.tracing.guarding.size_guards import FreeTensorGuard
 from fxkit.tracing.parameter_names import placeholder_names
 from fxkit.tracing.recorder.recorder import Recorder
 from fxkit.tracing.recorder.tape import TENSOR_CLASSES
-from fxkit.tracing.recording.cache_entry import CacheEntry
 from fxkit.tracing.recording.graph_comparison import is_same_but_for_scalars
+from fxkit.tracing.recording.guarded_graph import GuardedGraph
 from fxkit.tracing.recording.invocation import Invocation
 from fxkit.tracing.recording.recording import Attempt
 from fxkit.tracing.recording.rerun import Rerun, rerun
@@ -37,7 +37,7 @@ FreeAxes = Mapping[int, frozenset[int]]
 _HIDING = frozenset({"DisableTorchFunction", "_DisableTorchFunction"})
 
 
-def record_sizes(invocation: Invocation, first: Attempt, free: FreeAxes) -> CacheEntry | Failure:
+def record_sizes(invocation: Invocation, first: Attempt, free: FreeAxes) -> GuardedGraph | Failure:
     """Record a call again that was just recorded, and leave no trace of that.
 
     Args:
@@ -51,7 +51,7 @@ def record_sizes(invocation: Invocation, first: Attempt, free: FreeAxes) -> Cach
     return rerun(first, lambda: _SizeRun(invocation, first, free))
 
 
-class _SizeRun(Rerun[CacheEntry]):
+class _SizeRun(Rerun[GuardedGraph]):
     """A run of a program with stand-ins for sizes."""
 
     recorder: SizeRecorder

@@ -28,7 +28,7 @@ from fxkit.tracing.guarding.state_guards import (
     given_attributes,
     is_asked,
 )
-from fxkit.tracing.recording.cache_entry import RecordedEffects
+from fxkit.tracing.recording.guarded_graph import RecordedEffects
 from fxkit.tracing.values.refusals import Refusal
 from fxkit.tracing.values.scalar_inputs import AnyScalar
 from fxkit.tracing.values.sources import ValueSource

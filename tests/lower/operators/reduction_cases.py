@@ -1,4 +1,4 @@
-"""Calls of every row program: which function, on which operands, with which options."""
+"""Calls of every reduction: which function, on which operands, with which options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row program against float64, with eager's own error as the measure."""
+"""Every reduction against float64, with eager's own error as the measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cache entry: one graph of a program, the guards under which it serves, how it is run."""
+"""A guarded graph: one graph of a program, the guards under which it serves, how it is run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RecordedEffects:
 
 
 @dataclass(slots=True)
-class CacheEntry:
+class GuardedGraph:
     """One graph of a program and the facts under which it may stand in for it.
 
     Attributes:
@@ -142,7 +142,7 @@ class CacheEntry:
         """
         return self._finish(call, self._execute(call, self.undo, self.run or self._forward()))
 
-    def serves(self, other: CacheEntry) -> bool:
+    def serves(self, other: GuardedGraph) -> bool:
         """Tell whether this graph of symbolic sizes holds wherever another one does."""
         if self.value_guards != other.value_guards or self.guards[0] != other.guards[0]:
             return False
@@ -234,7 +234,7 @@ class _Quick:
     It is made from a call for which the guards hold. A no means nothing: the guards decide then.
     """
 
-    def __init__(self, variant: CacheEntry, call: g.GuardedCall) -> None:
+    def __init__(self, variant: GuardedGraph, call: g.GuardedCall) -> None:
         modes = variant.guards[0]
         assert isinstance(modes, g.ModesGuard)
         self._free = next(
@@ -260,7 +260,7 @@ class _Quick:
         self._rest = [guard for guard in variant.guards if isinstance(guard, _OTHERS)]
 
     @classmethod
-    def of(cls, variant: CacheEntry, call: g.GuardedCall) -> _Quick | None:
+    def of(cls, variant: GuardedGraph, call: g.GuardedCall) -> _Quick | None:
         """Return the quick check of a variant; None where it has to be checked guard by guard."""
         strided = (*call.parts.tensors, *variant.outside.values())
         if variant.watch is None or variant.extras or not strided:

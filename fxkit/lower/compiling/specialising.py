@@ -69,7 +69,7 @@ class Specialiser:
         if not self._is_checked:
             self._is_checked = True
             propagated = self._propagated(args)
-            expressions.require_grad_as(propagated)
+            expressions.take_from(propagated)
             if expressions.types(args) != propagated:
                 self._expressions = None
                 return None
@@ -116,7 +116,9 @@ class _Expressions:
     """The types of a graph as functions of its symbolic sizes."""
 
     def __init__(self, gm: fx.GraphModule, assumed: Sequence[Symbol]) -> None:
-        self._known = [type_of(node) for node in gm.graph.nodes]
+        self._nodes = list(gm.graph.nodes)
+        self._known = [type_of(node) for node in self._nodes]
+        self._returned = frozenset(self._nodes[-1].all_input_nodes)
         inputs = [type_of(node) for node in gm.graph.nodes if node.op == "placeholder"]
         self._inputs = inputs
         self._places = _places(inputs)
@@ -136,13 +138,15 @@ class _Expressions:
         except (_Unknown, ZeroDivisionError):
             return None
 
-    def require_grad_as(self, types: list[Any]) -> None:
-        """Take from types what autograd follows, which passes may not know and no size decides."""
+    def take_from(self, types: list[Any]) -> None:
+        """Take from types what no size decides: what autograd follows, which passes may not know,
+        and strides along axes of one element, which torch finds in several ways.
+        """
         self._known = [
-            replace(known, requires_grad=of.requires_grad)
-            if isinstance(known, TensorType) and isinstance(of, TensorType)
-            else known
-            for known, of in zip(self._known, types, strict=True)
+            known if node in self._returned else _like(known, of)
+            for node, known, of in zip(
+                self._nodes, map(_followed, self._known, types), types, strict=True
+            )
         ]
 
     def _at(self, known: Any, sizes: list[int]) -> Any:
@@ -175,6 +179,23 @@ class _Expressions:
         if function is None:
             raise _Unknown
         return symbol.kind(function(*sizes))
+
+
+def _followed(known: Any, of: Any) -> Any:
+    """Return a type that autograd follows as it does another one."""
+    if isinstance(known, TensorType) and isinstance(of, TensorType):
+        return replace(known, requires_grad=of.requires_grad)
+    return known
+
+
+def _like(known: Any, of: Any) -> Any:
+    """Return the second type where it is the first but for strides that lead to no element."""
+    if not (isinstance(known, TensorType) and isinstance(of, TensorType)) or known.is_symbolic:
+        return known
+    if known.stride is None or of.stride is None or replace(known, stride=of.stride) != of:
+        return known
+    apart = zip(known.shape, known.stride, of.stride, strict=True)
+    return of if all(size == 1 or one == other for size, one, other in apart) else known
 
 
 class _Unknown(Exception):

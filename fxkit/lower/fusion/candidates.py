@@ -6,7 +6,7 @@ types, or raises `Unfusable` with the reason, in words for the person who reads 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +144,31 @@ def candidate(node: fx.Node, root: torch.nn.Module, is_value: bool = False) -> C
     if not set(node.all_input_nodes) <= known_types.keys():
         raise Unfusable("it takes an argument that is computed at run time")
     return found
+
+
+def likeness(found: Candidate, tensors: Sequence[fx.Node | Attribute]) -> Hashable:
+    """Return what candidates have in common that compute the same of operands of the same types.
+
+    Args:
+        found: A candidate.
+        tensors: Its operands that are tensors, each once.
+    """
+    places = dict(zip(tensors, range(len(tensors)), strict=True))
+
+    def shown(value: Any) -> Hashable:
+        if isinstance(value, (list, tuple)):
+            return type(value), *map(shown, value)
+        if isinstance(value, (fx.Node, Attribute)):
+            return places.get(value, value)
+        return type(value), repr(value)
+
+    given = found.call.arguments
+    arguments = [
+        (name, places[value] if isinstance(value, fx.Node) else shown(value))
+        for name, value in given.items()
+    ]
+    types = map(found.operand_types.__getitem__, tensors)
+    return id(found.entry), found.call.name, *arguments, *types, *found.types
 
 
 def _check_operands(

@@ -320,11 +320,10 @@ class _Emitter:
                 operands.append(read.cast(dtype))
             else:
                 operands.append(None if value is None else self.builder.const(value, dtype))
-        attributes = member.attributes
         dims = entry.axes(member.call.arguments, len(shape))
-        attributes["count"] = math.prod(shape[d] for d in dims)
-        attributes["sizes"] = shape
-        attributes["result_dtype"] = member.type.dtype
+        count = math.prod(shape[d] for d in dims)
+        given = {"count": count, "sizes": shape, "result_dtype": member.type.dtype}
+        attributes = member.attributes | given
         if "require" in entry.attributes:
             attributes["require"] = self._point(member, ()).require
         if "place" in entry.attributes:

@@ -11,16 +11,16 @@ changes places with a write, a random draw or an unknown call that it must not p
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from fxkit.analysis.effects import AliasSets
-from fxkit.lower.fusion.candidates import Candidate, candidate, is_candidate
+from fxkit.lower.fusion.candidates import Candidate, candidate, is_candidate, likeness
 from fxkit.lower.fusion.column_sums import sums_well
-from fxkit.lower.fusion.emit import Emitted, emit
+from fxkit.lower.fusion.emit import Emitted, Operand, emit
 from fxkit.lower.fusion.graph_order import order_edges
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.kernel_faults import KernelFaults
@@ -129,6 +129,7 @@ class _Partitioner:
         self._emitted: dict[int, Emitted] = {}
         self._alone: dict[fx.Node, tuple[RegionSpace, Emitted]] = {}
         self._costs: dict[fx.Node, int] = {}
+        self._like: dict[Hashable, tuple[Emitted, tuple[Operand, ...], int]] = {}
         self._postponed: set[fx.Node] = set()
 
     def run(self) -> FusionPlan:
@@ -166,16 +167,29 @@ class _Partitioner:
             raise Unfusable("eager's kernel is faster, whatever is taken in with it")
         alone = self._group(found)
         alone.take(found)
-        emitted = emit(alone, [(node, position) for position in range(len(found.types))])
-        kernel = emitted.kernel
+        outputs = tuple([(node, position) for position in range(len(found.types))])
+        tensors = tuple(dict.fromkeys(found.tensors))
+        key = likeness(found, tensors)
+        if key in self._like:
+            first, taken, cost = self._like[key]
+            operands = dict(zip(taken, tensors, strict=True))
+            emitted = Emitted(first.kernel, tuple(map(operands.__getitem__, first.inputs)), outputs)
+        else:
+            emitted = emit(alone, outputs)
+            self._check_alone(emitted.kernel)
+            cost = cost_of(emitted.kernel)
+            self._like[key] = emitted, tensors, cost
+        self._costs[node] = cost
+        self._alone[node] = alone.space, emitted
+        return found
+
+    def _check_alone(self, kernel: Kernel) -> None:
+        """Raise where eager is faster, or the target's printer can't print a kernel."""
         if self._is_scattered(kernel, (whole_row(kernel),)):
             raise Unfusable("it reads from one of many places, which eager does in parts, faster")
         refusal = self._policy.refusal(kernel)
         if refusal is not None:
             raise Unfusable(refusal)
-        self._costs[node] = cost_of(kernel)
-        self._alone[node] = alone.space, emitted
-        return found
 
     def _group(self, first: Candidate, *, is_strict: bool = False) -> FusionGroup:
         """Return a region that has yet to take in its first member."""

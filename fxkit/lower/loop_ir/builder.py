@@ -185,8 +185,8 @@ class Builder:
             InvalidGraphError: The table has no row for `op`, or one of another arity.
         """
         check_call(op, len(operands))
-        model = next(operand for operand in operands if isinstance(operand, Ref))
-        refs = [o if isinstance(o, Ref) else self.const(o, model.dtype) for o in operands]
+        first, *_ = [operand for operand in operands if isinstance(operand, Ref)]
+        refs = [o if isinstance(o, Ref) else self.const(o, first.dtype) for o in operands]
         positions = tuple([ref.position for ref in refs])
         return self.append(Instruction(op, positions, dtype or refs[0].dtype))
 

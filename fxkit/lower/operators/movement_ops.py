@@ -11,9 +11,9 @@ from fxkit.lower.operators import (
     indexing_ops,
     interpolation_ops,
     joining_ops,
-    pairing_ops,
-    placing_ops,
+    outer_and_scatter_ops,
     quantizing_ops,
+    rearranging_ops,
 )
 from fxkit.lower.operators.movement_table import TABLE, MoveOp, Point
 from fxkit.torch_adapters.operators import schema_of
@@ -23,9 +23,9 @@ __all__ = [
     "indexing_ops",
     "interpolation_ops",
     "joining_ops",
-    "pairing_ops",
-    "placing_ops",
+    "outer_and_scatter_ops",
     "quantizing_ops",
+    "rearranging_ops",
 ]
 
 

@@ -18,7 +18,7 @@ from fxkit.lower.operators import (
     distance_ops,
     loss_ops,
     normalising_ops,
-    picking_ops,
+    own_domain_ops,
     pooling_ops,
     scan_ops,
 )
@@ -42,7 +42,7 @@ from fxkit.lower.operators.reduction_table import (
 from fxkit.lower.operators.scalar_table import multiply_add, select
 
 __all__ = [
-    "TABLE", "ReductionOp", "distance_ops", "loss_ops", "normalising_ops", "picking_ops",
+    "TABLE", "ReductionOp", "distance_ops", "loss_ops", "normalising_ops", "own_domain_ops",
     "pooling_ops", "scan_ops", "variant",
 ]  # fmt: skip
 

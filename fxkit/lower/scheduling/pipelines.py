@@ -11,15 +11,15 @@ from fxkit.lower.scheduling.cascade_sums import CascadeSums
 from fxkit.lower.scheduling.choose_thread_mapping import ChooseThreadMapping
 from fxkit.lower.scheduling.distribute_rows import DistributeRows
 from fxkit.lower.scheduling.flatten_loops import FlattenLoops
+from fxkit.lower.scheduling.hoist_reciprocals import HoistReciprocals
 from fxkit.lower.scheduling.hold_in_registers import HoldInRegisters
 from fxkit.lower.scheduling.map_points import MapPoints
 from fxkit.lower.scheduling.map_rows import MapRows
 from fxkit.lower.scheduling.nest_pass import NestPass
 from fxkit.lower.scheduling.plain_nest import plain_nest
-from fxkit.lower.scheduling.share_divisors import ShareDivisors
-from fxkit.lower.scheduling.share_rows import ShareRows
 from fxkit.lower.scheduling.sink_lanes import SinkLanes
 from fxkit.lower.scheduling.split_lanes import SplitLanes
+from fxkit.lower.scheduling.split_rows_across_blocks import SplitRowsAcrossBlocks
 from fxkit.lower.scheduling.vectorise_accesses import VectoriseAccesses
 
 GPU: tuple[NestPass, ...] = (
@@ -32,9 +32,9 @@ GPU: tuple[NestPass, ...] = (
     DistributeRows(),  # j  ->  thread t, and a fold over t
     HoldInRegisters(),  # what several sweeps read is loaded once
     CascadeSums(),  # float32 within lanes, float64 between
-    ShareRows(),  # one launch for each sweep, where blocks share a row
+    SplitRowsAcrossBlocks(),  # one launch for each sweep, where blocks share a row
     VectoriseAccesses(),  # lanes' loads and stores  ->  16 bytes at a time
-    ShareDivisors(),  # x / d along a row  ->  x * (1 / d), put right
+    HoistReciprocals(),  # x / d along a row  ->  x * (1 / d), put right
 )
 
 

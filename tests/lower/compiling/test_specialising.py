@@ -103,6 +103,21 @@ def test_other_strides_are_propagated(propagated: list[fx.GraphModule]) -> None:
     assert [type_of(n).stride for n in found.graph.nodes if n.op == "placeholder"] == [(1, 7)]
 
 
+def test_strides_that_lead_to_no_element_may_differ(propagated: list[fx.GraphModule]) -> None:
+    """What attention returns for one token is flattened in one way or in another."""
+
+    def step(query: Tensor, keys: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, keys, keys).transpose(1, 2).flatten(2) + 1
+
+    args = [(torch.randn(1, 4, 1, 16), torch.randn(1, 4, tokens, 16)) for tokens in (5, 9, 17)]
+    with torch.no_grad():
+        gm = fxkit.capture(step, args[0], dynamic={"keys": 2}).graph_module
+        often = Specialiser(gm)
+        for one in args:
+            torch.testing.assert_close(often.at(one)(*one), step(*one))
+    assert len(propagated) == 1
+
+
 def test_what_the_data_decide_is_propagated(propagated: list[fx.GraphModule]) -> None:
     gm = captured(lambda x: x.nonzero().float() + 1, (torch.ones(4, 5),))
     often = Specialiser(gm)

@@ -27,7 +27,8 @@ from tests.sampling import examples, one_in
 
 @pytest.fixture(autouse=True)
 def _in_kernels(monkeypatch):
-    monkeypatch.setattr(whole_operators, "objection", lambda *_: None)
+    for name in ("objection", "objection_by_kind"):
+        monkeypatch.setattr(whole_operators, name, lambda *_: None)
 
 
 def rand(*shape):

@@ -18,7 +18,7 @@ from fxkit.lower.scheduling.nest_pass import NestPass, mapping_of, of_each_threa
 
 
 @dataclass(frozen=True)
-class ShareDivisors(NestPass):
+class HoistReciprocals(NestPass):
     """Invert a number that all of a row is divided by; products are put right by their remainders.
 
     Before:

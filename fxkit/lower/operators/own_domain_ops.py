@@ -1,4 +1,4 @@
-"""Rows over a space of their own: normalisation by groups, traces, losses that pick classes."""
+"""Reductions with an iteration domain of their own: group norms, traces, losses of classes."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from fxkit.lower.scheduling.nest_pass import NestPass, mapping_of, of_each_threa
 
 
 @dataclass(frozen=True)
-class ShareRows(NestPass):
+class SplitRowsAcrossBlocks(NestPass):
     """Let blocks that share a row leave partial results, which later launches begin by folding.
 
     Before, where five blocks share a row:

@@ -62,14 +62,14 @@ def _measured(product: Int4Product, dtype: torch.dtype) -> tuple[float, float]:
     packed = torch.ones(columns, depth // 2, dtype=torch.int8)
     scales = torch.ones(columns, depth // product.group)
     weight, result = torch.ones(columns, depth, dtype=torch.int8), torch.empty(rows, columns)
-    call = "fx_int4_product(a, depth, w, rows, wide, depth, sums)"
-    if not product.is_float:
-        tiles = boolean(product.has_tiles)
-        call = (
-            f"fx_int4_product<{tiles}>((const signed char*)a, depth, fx_zeros{{nullptr, 0, 3}}, "
-            "w, rows, wide, depth, sums)"
-        )
-    source = _TRIAL.replace("CALL", call).replace("GROUP", str(product.group))
+    rest = "w, rows, wide, depth, 0, in_order, sums)"
+    if product.is_float:
+        kind, call = "floats", f"fx_int4_product(a, depth, {rest}"
+    else:
+        tiles, zeros = boolean(product.has_tiles), "fx_zeros{nullptr, 0, 3}"
+        kind = "bytes"
+        call = f"fx_int4_product<{tiles}>((const signed char*)a, depth, {zeros}, {rest}"
+    source = _TRIAL.replace("CALL", call).replace("KIND", kind).replace("GROUP", str(product.group))
     function = times.trial_function("\n".join([*Int4ProductPrinter.texts(), source]))
     function.argtypes = [ctypes.c_void_p] * 5
     sizes = (ctypes.c_long * 4)(rows, depth, columns, torch.get_num_threads())
@@ -92,7 +92,10 @@ _TRIAL = f"""
 extern "C" void fx_trial(const float* a, const unsigned char* b, const float* scales, float* c,
                          const long* n) {{
   const long rows = n[0], depth = n[1], columns = n[2];
-#pragma omp parallel for num_threads(n[3]) if (n[3] > 1) schedule(static)
+#pragma omp parallel num_threads(n[3]) if (n[3] > 1)
+  {{
+  fx_KIND_in_order in_order;
+#pragma omp for schedule(static) nowait
   for (long from = 0; from < columns; from += {COLUMNS}) {{
     alignas(64) float sums[{MAX_ROWS * COLUMNS}];
     const long wide = columns - from < {COLUMNS} ? columns - from : {COLUMNS};
@@ -101,6 +104,7 @@ extern "C" void fx_trial(const float* a, const unsigned char* b, const float* sc
     CALL;
     for (long r = 0; r < rows; ++r)
       for (long j = 0; j < wide; ++j) c[r * columns + from + j] = sums[r * {COLUMNS} + j];
+  }}
   }}
 }}
 """

@@ -42,20 +42,21 @@ static inline void fx_every_eighth(const float* from, float* to) {
 // ROWS rows of floats by a panel, added to sums[ROWS][64].
 template <int ROWS, class Zero>
 static void fx_float_groups(const float* a, long row, const fx_groups<Zero>& b, long columns, long depth,
-                            float* sums) {
+                            long block, fx_floats_in_order& in_order, float* sums) {
   typedef fx_float_step s;
-  const long most = FX_ORDERED_FLOATS / ROWS / 128 * 128;
-  alignas(64) float ordered[FX_ORDERED_FLOATS];
-  alignas(64) float totals[ROWS][FX_ORDERED_FLOATS / ROWS / FX_UNIT + 16];
+  const long most = FX_ORDERED_FLOATS / ROWS / 128 * 128, most_groups = most / FX_UNIT + 16;
   alignas(64) float moved[FX_ORDERED_FLOATS / FX_UNIT + 16];
-  short place[FX_ORDERED_FLOATS / FX_UNIT + 4];
+  float* const ordered = in_order.terms;
+  short* const place = in_order.place;
 #if FX_FLOAT_STEP == 64
   const s::floats values = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
 #endif
   for (long from = 0; from < depth; from += most) {
     const long terms = depth - from < most ? depth - from : most;
-    const long groups = fx_places(from, terms, b.group, place);
-    for (int r = 0; r < ROWS; ++r) {
+    const bool are_in_order = block >= 0 && in_order.block == block;
+    if (!are_in_order) in_order.groups = fx_places(from, terms, b.group, place);
+    const long groups = in_order.groups;
+    for (int r = 0; r < ROWS && !are_in_order; ++r) {
       const float* const x = a + r * row + from;
       long k = 0;
       for (; k + s::TERMS <= terms; k += s::TERMS) fx_every_eighth(x + k, ordered + r * most + k);
@@ -65,13 +66,15 @@ static void fx_float_groups(const float* a, long row, const fx_groups<Zero>& b, 
         fx_every_eighth(part, ordered + r * most + k);
       }
       if (!b.zeros) continue;
-      for (long g = 0; g < (groups + 15) / 16 * 16; ++g) totals[r][g] = 0;
+      float* const totals = in_order.totals + r * most_groups;
+      for (long g = 0; g < (groups + 15) / 16 * 16; ++g) totals[g] = 0;
       for (long unit = 0; unit * FX_UNIT < terms; ++unit) {
         float all = 0;
         for (long i = 0; i < FX_UNIT; ++i) all += x[unit * FX_UNIT + i];
-        totals[r][place[unit]] += all;
+        totals[place[unit]] += all;
       }
     }
+    in_order.block = depth <= most ? block : -1;
     for (long c = 0; c < columns; ++c) {
       const unsigned char* const bytes = b.packed + c * b.bytes(depth) + from / 2;
       const long first = c * b.count(depth) + from / b.group;
@@ -105,7 +108,8 @@ static void fx_float_groups(const float* a, long row, const fx_groups<Zero>& b, 
         fx_moved_scales(scale, b.zeros + first, groups, moved);
         for (long g = 0; g < groups; g += s::LANES)
           for (int r = 0; r < ROWS; ++r)
-            held[r] -= *(const s::floats*)(moved + g) * *(const s::floats*)(totals[r] + g);
+            held[r] -= *(const s::floats*)(moved + g) *
+                *(const s::floats*)(in_order.totals + r * most_groups + g);
       }
       for (int r = 0; r < ROWS; ++r) sums[r * FX_GROUP_COLUMNS + c] += s::sum(held[r]);
     }

@@ -129,7 +129,7 @@ static void fx_many_float_rows(const float* a, long row, const fx_groups<Zero>& 
 // sums[rows][64] = A by a panel of columns, for floats A.
 template <class Zero>
 static void fx_int4_product(const float* a, long row, const fx_groups<Zero>& b, long rows, long columns,
-                             long depth, float* sums) {
+                            long depth, long block, fx_floats_in_order& in_order, float* sums) {
   __builtin_memset(sums, 0, rows * FX_GROUP_COLUMNS * sizeof(float));
 #if defined(FX_FLOAT_STEP)
   if (b.group % FX_UNIT == 0 && rows >= FX_WORTH_FLOATS) {
@@ -137,13 +137,15 @@ static void fx_int4_product(const float* a, long row, const fx_groups<Zero>& b, 
     return;
   }
   if (b.group % FX_UNIT == 0) {
+    const long own = rows == 1 || rows == 2 || rows == 4 ? block : -1;
+    const auto add = [&]<int ROWS>(long r) {
+      fx_float_groups<ROWS>(
+          a + r * row, row, b, columns, depth, own, in_order, sums + r * FX_GROUP_COLUMNS);
+    };
     long r = 0;
-    for (; r + 4 <= rows; r += 4)
-      fx_float_groups<4>(a + r * row, row, b, columns, depth, sums + r * FX_GROUP_COLUMNS);
-    for (; r + 2 <= rows; r += 2)
-      fx_float_groups<2>(a + r * row, row, b, columns, depth, sums + r * FX_GROUP_COLUMNS);
-    if (r < rows)
-      fx_float_groups<1>(a + r * row, row, b, columns, depth, sums + r * FX_GROUP_COLUMNS);
+    for (; r + 4 <= rows; r += 4) add.template operator()<4>(r);
+    for (; r + 2 <= rows; r += 2) add.template operator()<2>(r);
+    if (r < rows) add.template operator()<1>(r);
     return;
   }
 #endif

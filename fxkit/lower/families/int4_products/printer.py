@@ -13,7 +13,13 @@ from fxkit.lower.loop_ir.int4_product import Int4Product
 # Columns of a panel, FX_GROUP_COLUMNS in the text.
 COLUMNS = 64
 
-_TEXTS = ("int4_product.h", "few_float_rows.h", "many_float_rows.h")
+_TEXTS = (
+    "int4_groups.h",
+    "few_integer_rows.h",
+    "int4_product.h",
+    "few_float_rows.h",
+    "many_float_rows.h",
+)
 
 
 class Int4ProductPrinter(ProductPrinter):
@@ -32,6 +38,12 @@ class Int4ProductPrinter(ProductPrinter):
     def _declare(self) -> None:
         self._declare_block("float", COLUMNS)
 
+    def _room_of_thread(self) -> list[str]:
+        """Declare the rows of a block in order, which the panels of a block share."""
+        product = self._product
+        assert isinstance(product, Int4Product)
+        return [f"fx_{'floats' if product.is_float else 'bytes'}_in_order in_order;"]
+
     def _multiply(self) -> None:
         """Sum a block of the product."""
         product = self._product
@@ -47,7 +59,8 @@ class Int4ProductPrinter(ProductPrinter):
             f"{product.group}}};"
         )
         left = f"in{product.left} + first * {row}, {row}"
-        rest = f"weight, last - first, to - from, {product.depth}, sums"
+        rest = f"weight, last - first, to - from, {product.depth}, "
+        rest += f"tile / {self._panels}, in_order, sums"
         if product.is_float:
             self._add(f"fx_int4_product({left}, {rest});")
             return

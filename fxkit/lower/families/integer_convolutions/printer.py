@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.kernel_printer import TEAM, WORKSHARE_IN_TEAM
 from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.families.integer_products.printer import COLUMNS, IntegerProductPrinter
 from fxkit.lower.families.products.printer import BLOCKS, boolean
@@ -33,7 +32,6 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__(kernel, name)
         self._detail: IntegerConvolution = kernel.body[0].detail
-        self._is_shared = False
         self._own_panels = ceil_div(self._detail.columns // self._detail.groups, self._width)
         self._panels = self._own_panels * self._detail.groups
 
@@ -49,17 +47,10 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
         """Rows that a block may have."""
         return tuple(rows for rows in BLOCKS if rows <= most_rows(self._detail))
 
-    def _workshare_tiles(self) -> None:
-        """Let threads share the tiles; each has room for windows of its own."""
-        most = self._detail.count * self._panels * ceil_div(self._detail.rows, BLOCKS[-1])
-        self._is_shared = bool(is_runtime(most) or (most > 1 and not self._is_small))
-        if self._is_shared:
-            self._add(TEAM)
-        self._open("{")
-        self._add(f"alignas(64) unsigned char windows[{self._room_for_windows()}];")
-        self._add("long held = -1;")
-        if self._is_shared:
-            self._add(WORKSHARE_IN_TEAM)
+    def _room_of_thread(self) -> list[str]:
+        """Declare room for the windows of a block, and the block that they are of."""
+        size = self._room_for_windows()
+        return [f"alignas(64) unsigned char windows[{size}];", "long held = -1;"]
 
     def _room_for_windows(self) -> int:
         """Return how many bytes the windows of a block need, at most `ROOM`."""
@@ -107,9 +98,6 @@ class IntegerConvolutionPrinter(IntegerProductPrinter):
         listed = ", ".join(map(str, numbers))
         self._add(f"const fx_windows_of<{kind} char> image = {{{first}, {listed}}};")
 
-    def _end_tiles(self) -> None:
-        self._close()
-
 
 class IntegerDepthwisePrinter(IntegerConvolutionPrinter):
     """Writes a kernel that begins with a convolution of each channel of integers for itself."""
@@ -121,8 +109,8 @@ class IntegerDepthwisePrinter(IntegerConvolutionPrinter):
         own = Path(__file__).with_name("integer_depthwise.h").read_text()
         return (*IntegerConvolutionPrinter.texts(), own)
 
-    def _workshare_tiles(self) -> None:
-        IntegerProductPrinter._workshare_tiles(self)
+    def _room_of_thread(self) -> list[str]:
+        return []
 
     def _multiply(self) -> None:
         one = self._detail
@@ -131,9 +119,6 @@ class IntegerDepthwisePrinter(IntegerConvolutionPrinter):
             f"fx_integer_depthwise(image, in{one.right} + from * {one.depth}, first, last, "
             f"to - from, {one.zero}, sums);"
         )
-
-    def _end_tiles(self) -> None:
-        """Write nothing: there is no room to leave."""
 
 
 def _tiles_of(rows: int) -> int:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.kernel_printer import WORKSHARE, scaled
+from fxkit.lower.codegen.cpp.kernel_printer import TEAM, WORKSHARE, WORKSHARE_IN_TEAM, scaled
 from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_runtime
 from fxkit.lower.families.products.row_finish import RowFinishPrinter
 from fxkit.lower.loop_ir.convolution import Convolution
@@ -96,8 +96,14 @@ class ProductPrinter(RowFinishPrinter):
         self._close()
         return self._taken()
 
+    def _room_of_thread(self) -> list[str]:
+        """Return what a thread declares once, for all of its tiles."""
+        return []
+
     def _end_tiles(self) -> None:
         """Write what follows the last tile."""
+        if self._room_of_thread():
+            self._close()
 
     @property
     def _room(self) -> int:
@@ -110,8 +116,17 @@ class ProductPrinter(RowFinishPrinter):
     def _workshare_tiles(self) -> None:
         """Let threads share the tiles, unless there is one or they are quickly done."""
         most = self._product.count * self._panels * ceil_div(self._product.rows, BLOCKS[-1])
-        if is_runtime(most) or (most > 1 and not self._is_small):
-            self._add(WORKSHARE)
+        is_shared = bool(is_runtime(most) or (most > 1 and not self._is_small))
+        room = self._room_of_thread()
+        if is_shared:
+            self._add(TEAM if room else WORKSHARE)
+        if not room:
+            return
+        self._open("{")
+        for line in room:
+            self._add(line)
+        if is_shared:
+            self._add(WORKSHARE_IN_TEAM)
 
     def _tile_index(self) -> None:
         product = self._product

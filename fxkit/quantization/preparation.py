@@ -390,7 +390,7 @@ def graph_module_of(program: Program) -> fx.GraphModule:
 
 def graph_modules_of(program: Program) -> tuple[fx.GraphModule, ...]:
     """Return all graphs of a program that have run."""
-    return (program,) if isinstance(program, fx.GraphModule) else program.variants[::-1]
+    return (program,) if isinstance(program, fx.GraphModule) else program.graphs[::-1]
 
 
 def apply(program: Program, *passes: Pass) -> Program:

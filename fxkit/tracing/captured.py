@@ -49,7 +49,7 @@ class Captured(CapturedGraphs):
     """A program with its graphs, one for each set of facts under which it was captured.
 
     A call runs the graph whose guards hold. When none does, the program itself runs once, is
-    recorded, and its graph is kept beside the others, up to `MAX_VARIANTS`. A call that can't be
+    recorded, and its graph is kept beside the others, up to `MAX_GRAPHS`. A call that can't be
     held in a graph is simply a call of the program.
 
     What a graph takes for granted is guarded. On entry: the arguments' nesting, their plain values,
@@ -128,7 +128,7 @@ class Captured(CapturedGraphs):
             # Another capture, torch.func or a tracer around this one sees the program itself.
             return self.run_plain(_FOLLOWED, args, kwargs)
         call, kwargs = self._call(args, kwargs)
-        if any(variant.has_opaque_calls for variant in self._cache.entries):
+        if any(guarded.has_opaque_calls for guarded in self._cache.entries):
             with called_once() as start_over:
                 return self._run(call, args, kwargs, start_over)
         return self._run(call, args, kwargs, None)
@@ -161,14 +161,14 @@ class Captured(CapturedGraphs):
         start_over: Callable[[], None] | None,
     ) -> Any:
         changed: Mismatch | None = None
-        for variant in self._cache.entries:
-            changed = variant.mismatch(call)
+        for guarded in self._cache.entries:
+            changed = guarded.mismatch(call)
             if changed is not None:
                 continue
             try:
-                if variant.is_stale:
-                    self._renew(variant, call)
-                result = variant(call)
+                if guarded.is_stale:
+                    self._renew(guarded, call)
+                result = guarded(call)
             except GuardFailed as failed:
                 changed = failed.mismatch
                 if start_over is not None:
@@ -181,7 +181,7 @@ class Captured(CapturedGraphs):
                     start_over()
                 return self._in_python(args, kwargs)
             self._last_ran_in_python = False
-            self._cache.use(variant)
+            self._cache.use(guarded)
             return result
         if self.alters_results:
             return self._capture_and_run(call, args, kwargs, changed)
@@ -228,17 +228,17 @@ class Captured(CapturedGraphs):
         attempt: Attempt,
         start_over: Callable[[], None],
     ) -> Any:
-        failure, result, variant = attempt.failure, attempt.result, attempt.variant
+        failure, result, guarded = attempt.failure, attempt.result, attempt.guarded
         has_run = attempt.run is not None
-        if variant is not None and (reason := attempt.take_back()) is not None:
+        if guarded is not None and (reason := attempt.take_back()) is not None:
             failure = Failure(f"its first run can't be taken back: {reason}", None)
-        elif variant is not None:
+        elif guarded is not None:
             start_over()
             try:
                 with quietly():
-                    return variant(call)
+                    return guarded(call)
             except GuardFailed as failed:
-                self._cache.keep(lambda it: it is not variant)
+                self._cache.keep(lambda it: it is not guarded)
                 where = f", at {failed.source}" if failed.source else ""
                 reason = f"it goes another way once it is changed: {failed.message}{where}"
                 hint = "capture it with control_flow=True, which keeps both ways, and change that"
@@ -256,10 +256,10 @@ class Captured(CapturedGraphs):
         start_over()
         return self._in_python(args, kwargs)
 
-    def note_run(self, variant: GuardedGraph) -> None:
+    def note_run(self, guarded: GuardedGraph) -> None:
         """Note that a graph has run for a call that was not made through here."""
         self._last_ran_in_python = False
-        self._cache.use(variant)
+        self._cache.use(guarded)
 
     def _in_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program; opaque calls that a graph has made for this call are not made again."""
@@ -295,8 +295,8 @@ class Captured(CapturedGraphs):
         """
         call, kwargs = self._call(args, kwargs)
         found, kept = [], self.kept
-        for number, variant in enumerate(kept):
-            mismatch = variant.mismatch(call) or variant.probe(call)
+        for number, guarded in enumerate(kept):
+            mismatch = guarded.mismatch(call) or guarded.probe(call)
             if mismatch is None:
                 return f"graph {number} of {len(kept)} holds for this call"
             found.append(str(with_line(self.fn, parameter_names(self.fn), mismatch)))
@@ -357,17 +357,17 @@ class Captured(CapturedGraphs):
         invocation = Invocation(self.fn, args, kwargs, call, self._recaptures.learned, earlier)
         attempt = self._recaptures.record(invocation, self._finish)
         self._failure = attempt.failure
-        self._last_ran_in_python = attempt.variant is None
-        if attempt.variant is not None:
-            self._recaptures.keep(attempt.variant, changed)
+        self._last_ran_in_python = attempt.guarded is None
+        if attempt.guarded is not None:
+            self._recaptures.keep(attempt.guarded, changed)
         return attempt
 
 
 def _is_in_vain(attempt: Attempt, call: GuardedCall) -> bool:
     """Tell whether a recording serves no later call, nor the next recording."""
-    if attempt.variant is None:
+    if attempt.guarded is None:
         return not attempt.has_learned
-    return attempt.was_first and attempt.variant.mismatch(call) is not None
+    return attempt.was_first and attempt.guarded.mismatch(call) is not None
 
 
 def _captured_again(

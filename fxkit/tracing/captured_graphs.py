@@ -62,19 +62,19 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
         return list(self.graph_module.graph.nodes)
 
     @property
-    def variants(self) -> tuple[fx.GraphModule, ...]:
+    def graphs(self) -> tuple[fx.GraphModule, ...]:
         """All graphs that are kept, the last used one first."""
-        return tuple(variant.graph_module for variant in self.kept)
+        return tuple(guarded.graph_module for guarded in self.kept)
 
     @property
     def kept(self) -> tuple[GuardedGraph, ...]:
         """What is kept of each graph, the last used one first."""
         return self._cache.entries
 
-    def keep(self, variant: GuardedGraph) -> None:
+    def keep(self, guarded: GuardedGraph) -> None:
         """Put a graph first among those that are tried."""
-        belongs_to(variant.graph_module, self)
-        self._cache.add(variant)
+        belongs_to(guarded.graph_module, self)
+        self._cache.add(guarded)
 
     def _latest(self) -> GuardedGraph:
         if not self.kept:
@@ -85,13 +85,13 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
         return self.kept[0]
 
     def _keep_only(self, gm: fx.GraphModule) -> bool:
-        return self.keep_where(lambda variant: self._changed_graph(variant) is gm)
+        return self.keep_where(lambda guarded: self._changed_graph(guarded) is gm)
 
     def keep_where(self, is_changed: Callable[[GuardedGraph], bool]) -> bool:
         """Give up all graphs but the one that was changed; tell whether there is that one."""
         kept = next(filter(is_changed, self.kept), None)
         if kept is not None:
-            self._cache.keep(lambda variant: variant is kept)
+            self._cache.keep(lambda guarded: guarded is kept)
             self._keep_variant(kept)
         return kept is not None
 
@@ -112,9 +112,9 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
             )
         self.keep_changes(other.changes)
 
-    def _changed_graph(self, variant: GuardedGraph) -> fx.GraphModule:
+    def _changed_graph(self, guarded: GuardedGraph) -> fx.GraphModule:
         """Return the graph that is changed where the program is."""
-        return variant.graph_module
+        return guarded.graph_module
 
     @property
     def alters_results(self) -> bool:
@@ -137,30 +137,30 @@ class CapturedGraphs(ChangedProgram, GraphProgram):
         if self._substitution is not None:
             self._substitution.note_unchanged(failure)
 
-    def _finish(self, variant: GuardedGraph, attempt: Attempt, *, is_for_one: bool) -> None:
+    def _finish(self, guarded: GuardedGraph, attempt: Attempt, *, is_for_one: bool) -> None:
         """Change a graph as the program was changed, and let the backend compile it."""
         assert attempt.run is not None
         self.warn_of_unreported_edits(map(self._changed_graph, self.kept))
-        extras = (extra.places[0].read() for extra in variant.extras)
+        extras = (extra.places[0].read() for extra in guarded.extras)
         inputs = (*attempt.run.tensors(), *extras)
-        self._make(variant, inputs, inputs if is_for_one else None)
-        changed = self._changed_graph(variant)
+        self._make(guarded, inputs, inputs if is_for_one else None)
+        changed = self._changed_graph(guarded)
         belongs_to(changed, self)
         self.note_graph(changed)
 
     def _make(
-        self, variant: GuardedGraph, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None
+        self, guarded: GuardedGraph, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None
     ) -> None:
         """Make what is to be run of a graph; `args` are inputs where it is for those alone."""
-        self.change_again(variant.graph_module, args)
-        if not variant.numbers:
+        self.change_again(guarded.graph_module, args)
+        if not guarded.numbers:
             if self._backend is not None:
-                variant.run = self._backend(variant.graph_module, inputs)
+                guarded.run = self._backend(guarded.graph_module, inputs)
         elif self._substitution is not None:  # backends compile graphs of tensors
-            variant.run = self._substitution.with_numbers(variant.graph_module)
+            guarded.run = self._substitution.with_numbers(guarded.graph_module)
 
-    def _renew(self, variant: GuardedGraph, call: GuardedCall) -> None:
+    def _renew(self, guarded: GuardedGraph, call: GuardedCall) -> None:
         """Let the backend compile a graph that was changed after it was compiled."""
         assert self._backend is not None
-        variant.run = self._backend(variant.graph_module, tuple(variant.inputs(call)))
-        variant.is_stale = False
+        guarded.run = self._backend(guarded.graph_module, tuple(guarded.inputs(call)))
+        guarded.is_stale = False

@@ -8,7 +8,7 @@ from typing import Any
 
 from fxkit.errors import FxkitError
 from fxkit.torch_adapters.late_imports import FOR_SIZES, import_at_once
-from fxkit.tracing.graph_cache import MAX_VARIANTS, GraphCache
+from fxkit.tracing.graph_cache import MAX_GRAPHS, GraphCache
 from fxkit.tracing.guarding.guards import GuardedCall
 from fxkit.tracing.recording.dynamic_inputs import (
     FreeAxes,
@@ -104,7 +104,7 @@ class Generalisation:
         if self._dynamic is False:
             return False
         learned.numbers |= changed_scalars([it.guards for it in self._cache.entries], call)
-        if self._has_backend and len(self._cache.entries) < MAX_VARIANTS:
+        if self._has_backend and len(self._cache.entries) < MAX_GRAPHS:
             return False
         return bool(learned.numbers - learned.fixed)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from fxkit.tracing.recording.guarded_graph import GuardedGraph
 
-MAX_VARIANTS = 8
+MAX_GRAPHS = 8
 
 
 class GraphCache:
-    """The graphs of a program, at most `MAX_VARIANTS`.
+    """The graphs of a program, at most `MAX_GRAPHS`.
 
     Attributes:
         entries: What is kept of each graph, the last used one first; exchanged as a whole.
@@ -27,8 +27,8 @@ class GraphCache:
         """Put a graph first; tell whether the last one was given up for it."""
         with self._lock:
             entries = (entry, *self.entries)
-            self.entries = entries[:MAX_VARIANTS]
-            is_full = len(entries) > MAX_VARIANTS
+            self.entries = entries[:MAX_GRAPHS]
+            is_full = len(entries) > MAX_GRAPHS
             self.evictions += is_full
         return is_full
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from fxkit.errors import CaptureError, FxkitError
 from fxkit.tracing.generalisation import Generalisation, OpenInputs
-from fxkit.tracing.graph_cache import MAX_VARIANTS, GraphCache
+from fxkit.tracing.graph_cache import MAX_GRAPHS, GraphCache
 from fxkit.tracing.guarding.guards import Mismatch
 from fxkit.tracing.parameter_names import parameter_names
 from fxkit.tracing.recorder.frames import source_text
@@ -31,7 +31,7 @@ class RecaptureWarning(UserWarning):
 class Finish(Protocol):
     """Makes what is to be run of a graph."""
 
-    def __call__(self, variant: GuardedGraph, attempt: Attempt, *, is_for_one: bool) -> None:
+    def __call__(self, guarded: GuardedGraph, attempt: Attempt, *, is_for_one: bool) -> None:
         """Finish the graph of a run; `is_for_one` where it serves its inputs alone."""
         ...
 
@@ -93,7 +93,7 @@ class Recaptures:
         inputs = self._generalisation.open_inputs(call, is_first=not self._has_captured)
         attempt = record(invocation)
         is_first = not self._cache.entries
-        if attempt.variant is not None:
+        if attempt.guarded is not None:
             self._settle(invocation, attempt, inputs, finish)
         self._has_captured = True
         self.count += not is_first
@@ -106,13 +106,13 @@ class Recaptures:
         for_more = functools.partial(finish, attempt=attempt, is_for_one=False)
         found = self._generalisation.graph(invocation, attempt, inputs, for_more)
         if found is not None:
-            attempt.variant = found
+            attempt.guarded = found
             return
-        assert attempt.variant is not None
+        assert attempt.guarded is not None
         try:
-            finish(attempt.variant, attempt, is_for_one=True)
+            finish(attempt.guarded, attempt, is_for_one=True)
         except Refusal as refusal:
-            attempt.variant, attempt.failure = None, Failure(refusal.reason, refusal.hint)
+            attempt.guarded, attempt.failure = None, Failure(refusal.reason, refusal.hint)
         except FxkitError:
             attempt.take_back()
             raise
@@ -135,7 +135,7 @@ class Recaptures:
             runs, known = runs + 1, len(functions)
             attempt = run()
             may_hold = len(functions) > known or attempt.was_first or attempt.has_learned
-            if attempt.variant is not None or not may_hold or runs == MAX_RUNS:
+            if attempt.guarded is not None or not may_hold or runs == MAX_RUNS:
                 return attempt
             if begins_again is not None and not begins_again(attempt):
                 return attempt
@@ -160,7 +160,7 @@ class Recaptures:
         has_numbers = bool(self.learned.numbers)
         hint = "; a number that changes may be a tensor instead, torch.tensor(...), for one graph"
         warnings.warn(
-            f"{name} was captured more than {MAX_VARIANTS} times{what}{line}"
+            f"{name} was captured more than {MAX_GRAPHS} times{what}{line}"
             f"{hint if has_numbers and self._has_backend else ''}",
             RecaptureWarning,
             stacklevel=5,

@@ -183,4 +183,4 @@ def test_options_of_a_captured_program_stay() -> None:
     quantized: Any = fxkit.quantize(captured, q.int8_static(), [(torch.randn(4, 8),)])
     for rows in (4, 5, 6):
         quantized(torch.randn(rows, 8))
-    assert len(quantized.variants) == 1
+    assert len(quantized.graphs) == 1

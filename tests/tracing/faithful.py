@@ -38,7 +38,7 @@ def assert_faithful(make: Make, *, graphs: int | None = None) -> Captured:
     if isinstance(fn, torch.nn.Module):
         assert_same(dict(fn.state_dict()), dict(eager.state_dict()), "state")
     if graphs is not None:
-        assert len(captured.variants) == graphs, captured.explain(*calls[-1])
+        assert len(captured.graphs) == graphs, captured.explain(*calls[-1])
     return captured
 
 

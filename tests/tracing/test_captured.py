@@ -1,4 +1,4 @@
-"""The captured program as a whole: variants, limits, warnings, threads, re-entrancy, errors."""
+"""The captured program as a whole: graphs, limits, warnings, threads, re-entrancy, errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import fx, nn
 from fxkit.errors import CaptureError
 from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import MAX_EVICTIONS, Captured
-from fxkit.tracing.graph_cache import MAX_VARIANTS
+from fxkit.tracing.graph_cache import MAX_GRAPHS
 from fxkit.tracing.recaptures import RecaptureWarning
 from fxkit.tracing.symbolic import symbolic_trace
 
@@ -83,7 +83,7 @@ def test_the_program_runs_once_when_it_is_captured(capsys: pytest.CaptureFixture
 
     captured = capture(fn, (torch.ones(2),))
     assert capsys.readouterr().out == "once\n"
-    assert captured.recaptures == 0 and len(captured.variants) == 1
+    assert captured.recaptures == 0 and len(captured.graphs) == 1
 
 
 def test_whole_capture_prints_again_what_the_program_printed(capsys: pytest.CaptureFixture[str]):
@@ -121,7 +121,7 @@ def test_nothing_of_the_captured_run_is_kept_alive():
         before = tensors()
         captured = Captured(fn)
         captured(argument)
-        assert len(captured.variants) == 1
+        assert len(captured.graphs) == 1
         assert tensors() == before
     finally:
         gc.enable()
@@ -130,26 +130,26 @@ def test_nothing_of_the_captured_run_is_kept_alive():
 def test_graphs_are_limited_and_one_warning_says_what_changes():
     captured = Captured(lambda a, n: a * len(range(n)))
     with pytest.warns(RecaptureWarning, match="captured more than 8 times: n keeps changing|args"):
-        for n in range(MAX_VARIANTS + 1):
+        for n in range(MAX_GRAPHS + 1):
             captured(torch.ones(2), n)
-    assert len(captured.variants) == MAX_VARIANTS
+    assert len(captured.graphs) == MAX_GRAPHS
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for n in range(100, 140):
             assert torch.equal(captured(torch.ones(2), n), torch.full((2,), float(n)))
-    assert captured.recaptures == MAX_VARIANTS + MAX_EVICTIONS - 1
+    assert captured.recaptures == MAX_GRAPHS + MAX_EVICTIONS - 1
 
 
 def test_a_number_of_arguments_that_changes_is_told():
     captured = Captured(lambda a, *rest: a + len(rest))
     with pytest.warns(RecaptureWarning, match="8 times: the arguments keep changing"):
-        for count in range(MAX_VARIANTS + 1):
+        for count in range(MAX_GRAPHS + 1):
             captured(torch.ones(2), *["more"] * count)
 
 
 def test_the_least_recently_used_graph_goes_first():
     captured = Captured(lambda a, n: a * len(range(n)))
-    for n in range(MAX_VARIANTS):
+    for n in range(MAX_GRAPHS):
         captured(torch.ones(2), n)
     captured(torch.ones(2), 0)
     with pytest.warns(RecaptureWarning):
@@ -263,7 +263,7 @@ def test_threads_with_other_shapes():
     for thread in threads:
         thread.join()
     assert failures == []
-    assert len(captured.variants) <= 6
+    assert len(captured.graphs) <= 6
 
 
 def test_refused_program_says_why():
@@ -310,7 +310,7 @@ def test_quantised_arguments_have_a_graph_for_each_size():
         for rows in (2, 3, 2):
             a = torch.quantize_per_tensor(torch.randn(rows, 4), 0.1, 0, torch.qint8)
             assert torch.equal(captured(a), a.dequantize() * 2)
-    assert captured.whole and len(captured.variants) == 2
+    assert captured.whole and len(captured.graphs) == 2
 
 
 @pytest.mark.parametrize("mode", ["whole", "aten"])
@@ -319,7 +319,7 @@ def test_copies_and_pickles_capture_graphs_of_their_own(mode: str):
     captured = capture(net, (a,), mode=mode)
     assert repr(captured).endswith("Captured Linear, graphs: 1>")
     for twin in (copy.deepcopy(captured), pickle.loads(pickle.dumps(captured))):
-        assert type(twin) is type(captured) and not twin.variants
+        assert type(twin) is type(captured) and not twin.graphs
         assert twin.fn is not net
         assert torch.equal(twin(a), net(a)) and twin.whole
         with torch.no_grad():

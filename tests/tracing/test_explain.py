@@ -18,7 +18,7 @@ from torch import nn
 
 from fxkit import capture
 from fxkit.tracing.captured import Captured
-from fxkit.tracing.graph_cache import MAX_VARIANTS
+from fxkit.tracing.graph_cache import MAX_GRAPHS
 from fxkit.tracing.recaptures import RecaptureWarning
 
 gain = 2.0
@@ -395,4 +395,4 @@ def test_recaptures_warn_once_and_say_what_changes(
     texts = [str(it.message) for it in caught if it.category is RecaptureWarning]
     assert len(texts) == 1
     assert re.search(what, texts[0]) and f"in {fn.__name__}" in texts[0]
-    assert f"more than {MAX_VARIANTS} times" in texts[0]
+    assert f"more than {MAX_GRAPHS} times" in texts[0]

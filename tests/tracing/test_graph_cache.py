@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from fxkit.tracing.graph_cache import MAX_VARIANTS, GraphCache
+from fxkit.tracing.graph_cache import MAX_GRAPHS, GraphCache
 
 
 def cache_of(count: int) -> tuple[GraphCache, list[Any]]:
@@ -25,12 +25,12 @@ def test_what_was_used_last_comes_first():
 
 
 def test_the_least_recently_used_one_is_given_up():
-    cache, entries = cache_of(MAX_VARIANTS)
+    cache, entries = cache_of(MAX_GRAPHS)
     cache.use(entries[0])
     assert cache.evictions == 0
     assert cache.add(SimpleNamespace(number=-1))
     assert cache.evictions == 1
-    assert len(cache.entries) == MAX_VARIANTS
+    assert len(cache.entries) == MAX_GRAPHS
     assert entries[0] in cache.entries
     assert entries[1] not in cache.entries
 

@@ -160,7 +160,7 @@ def _assert_serves(model: torch.nn.Module, make_inputs: Any, dynamic: bool | Non
         for number, inputs in enumerate(calls):
             got, wanted = _plain(captured(**inputs)), _plain(model(**inputs))
             assert_same(got, wanted, f"call {number}")
-    assert not any(variant.has_opaque_calls for variant in captured.kept)
+    assert not any(guarded.has_opaque_calls for guarded in captured.kept)
     captured.graph_module.graph.lint()
     return captured
 
@@ -183,7 +183,7 @@ def _assert_gradients(model: torch.nn.Module, inputs: Inputs) -> None:
 def test_one_graph_of_a_small_model_serves_all_sizes(name: str):
     model, inputs = HUGGING_FACE[name]()
     captured = _assert_serves(model, inputs, dynamic=True)
-    assert captured.recaptures == 0 and len(captured.variants) == 1
+    assert captured.recaptures == 0 and len(captured.graphs) == 1
 
 
 @pytest.mark.sweep
@@ -192,7 +192,7 @@ def test_one_graph_of_a_model_serves_all_sizes(name: str):
     model, inputs = HUGGING_FACE[name]()
     captured = _assert_serves(model, inputs, dynamic=True)
     if name not in FIXED_SIZES:
-        assert captured.recaptures <= 1 and len(captured.variants) <= 2
+        assert captured.recaptures <= 1 and len(captured.graphs) <= 2
 
 
 @pytest.mark.sweep
@@ -208,7 +208,7 @@ def test_a_model_is_captured_again_at_new_sizes(name: str, dynamic: bool | None)
 def test_one_graph_of_a_convolutional_model_serves_all_batches(name: str):
     model, inputs = convolutional(name)
     captured = _assert_serves(model, inputs, dynamic=True)
-    assert captured.recaptures == 0 and len(captured.variants) == 1
+    assert captured.recaptures == 0 and len(captured.graphs) == 1
 
 
 @pytest.mark.sweep
@@ -240,4 +240,4 @@ def test_decoding_with_a_cache_needs_no_graph_for_each_length():
             ours = captured(step, past_key_values=ours.past_key_values)
             theirs = model(step, past_key_values=theirs.past_key_values)
             assert_same(_plain(ours), _plain(theirs), f"position {position}")
-    assert captured.recaptures == 1 and len(captured.variants) == 1
+    assert captured.recaptures == 1 and len(captured.graphs) == 1

@@ -234,7 +234,7 @@ class _Layer:
         rows = left.node if is_flat else self._call(aten.reshape.default, left.node, [-1, depth])
         if left.is_float:
             value = self._call(int8_weight_product(), rows, right.node)
-            return self._finished(
+            return self._with_epilogue(
                 self._call(aten.mul.Tensor, value, right.scale), bias, shape, columns
             )
         zeros, zero = (None, left.zero) if isinstance(left.zero, int) else (left.zero, 0)
@@ -245,7 +245,7 @@ class _Layer:
         if isinstance(right.zero, fx.Node):
             sums = self._less_zeros(sums, rows, right.zero, depth, zero if zeros is None else zeros)
         value = self._call(aten.to.dtype, sums, torch.float32)
-        return self._finished(self._scaled(value, left, right, is_flat), bias, shape, columns)
+        return self._with_epilogue(self._scaled(value, left, right, is_flat), bias, shape, columns)
 
     def _by_groups(self, left: Factor, right: GroupedWeight, bias: fx.Node | None) -> fx.Node:
         """Return the node for a weight of 4 bits, whose scales its groups have applied to them."""
@@ -264,7 +264,7 @@ class _Layer:
             by_row = self._call(aten.reshape.default, by_row, [-1, 1])
         if not left.is_float:
             value = self._call(aten.mul.Tensor, value, by_row)
-        return self._finished(value, bias, shape, columns)
+        return self._with_epilogue(value, bias, shape, columns)
 
     def _less_zeros(
         self, sums: fx.Node, rows: fx.Node, by_column: fx.Node, depth: int, zero: fx.Node | int
@@ -280,7 +280,7 @@ class _Layer:
         )
         return self._call(aten.sub.Tensor, sums, self._call(aten.mul.Tensor, total, column))
 
-    def _finished(
+    def _with_epilogue(
         self, value: fx.Node, bias: fx.Node | None, shape: list[int], columns: int
     ) -> fx.Node:
         if bias is not None:

@@ -43,14 +43,14 @@ class FastPath:
 
     Attributes:
         entry: A callable of the arguments.
-        variant: The graph that it runs.
+        guarded: The graph that it runs.
         module: What runs in the graph's place, which is for certain sizes where they are free.
         finish: Makes what the program returns of what the graph returns; None: they are the same.
         miss: What the entry returns where it is not sure that the graph serves.
     """
 
     entry: Callable[..., Any]
-    variant: GuardedGraph
+    guarded: GuardedGraph
     module: Module
     finish: Callable[[Any], Any] | None
     miss: Any
@@ -77,17 +77,17 @@ class FastPaths:
     def use(self, path: FastPath) -> None:
         """Note which path was taken, if it is another one than the last."""
         self.paths = (path, *(other for other in self.paths if other is not path))
-        self._captured.note_run(path.variant)
+        self._captured.note_run(path.guarded)
 
     def learn(self, args: tuple[Any, ...]) -> None:
         """Make a fast path of the call that the captured program has just served, if possible."""
         if binding.is_awaited():
             return
         kept = self._captured.kept
-        self.paths = tuple(path for path in self.paths if any(path.variant is it for it in kept))
+        self.paths = tuple(path for path in self.paths if any(path.guarded is it for it in kept))
         if not kept or not self._captured.whole:
             return
-        variant, module = kept[0], kept[0].run
+        guarded, module = kept[0], kept[0].run
         if isinstance(module, ShapeCache):
             is_plain_call = all(issubclass(type(arg), torch.Tensor) for arg in args)
             module = module.module_for(args) if is_plain_call else None
@@ -97,13 +97,13 @@ class FastPaths:
         if tries >= _MAX_TRIES:
             return
         self._tries[id(module)] = (module, tries + 1)
-        facts = entry_facts(variant, args)
-        if facts is not None and (path := self._path(variant, module, facts, args)) is not None:
+        facts = entry_facts(guarded, args)
+        if facts is not None and (path := self._path(guarded, module, facts, args)) is not None:
             self.paths = (path, *self.paths[: _MAX_PATHS - 1])
 
     def _path(
         self,
-        variant: GuardedGraph,
+        guarded: GuardedGraph,
         module: Module,
         facts: EntryFacts,
         args: tuple[torch.Tensor, ...],
@@ -112,7 +112,7 @@ class FastPaths:
             entry, finish = make_entry(facts, module, _noted(module, self._captured.fn)), None
         else:
             entry, finish = make_entry(facts, module, _program(module, facts, args)), facts.finish
-        return None if entry is None else FastPath(entry, variant, module, finish, binding.miss())
+        return None if entry is None else FastPath(entry, guarded, module, finish, binding.miss())
 
 
 def make_entry(facts: EntryFacts, module: Module, program: Callable[..., Any] | None) -> Any | None:

@@ -17,7 +17,7 @@ from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.lower.loop_ir.product import Product
 
 # Of a builder, the sum of products, and the numbers read for its column: the node's value.
-Finish = Callable[[Builder, Ref, Sequence[Ref]], Ref]
+Epilogue = Callable[[Builder, Ref, Sequence[Ref]], Ref]
 
 
 def _as_it_is(_: Builder, total: Ref, columns: Sequence[Ref]) -> Ref:
@@ -33,7 +33,7 @@ class ProductNode:
         product: What is summed, from the first two operands: buffers 0 and 1.
         operands: The tensors that are read. The last ones have one number for each column.
         strides: Of each of those last ones, the stride in elements.
-        finish: Makes the node's value of a sum.
+        epilogue: Makes the node's value of a sum.
         is_convolution: Whether it is a packed convolution, else a product of matrices.
         dtypes: Of the first operands, those that are not float32 throughout.
     """
@@ -42,7 +42,7 @@ class ProductNode:
     product: Product | Convolution
     operands: tuple[Operand, ...]
     strides: tuple[int, ...] = ()
-    finish: Finish = _as_it_is
+    epilogue: Epilogue = _as_it_is
     is_convolution: bool = False
     dtypes: tuple[torch.dtype, ...] = ()
 

@@ -58,15 +58,15 @@ def capture_cond(
     """
     reasons: list[str] = []
 
-    variant = first.variant
-    if variant is None or not any(type(it.value) is bool for it in variant.value_guards):
+    guarded = first.guarded
+    if guarded is None or not any(type(it.value) is bool for it in guarded.value_guards):
         return Failure("no branch depends on a tensor", None), ()
     try:
-        if _has_effects(variant):
+        if _has_effects(guarded):
             raise Refusal("the program does more than to compute")
         found: GuardedGraph | Failure = _Search(
-            invocation, first, variant.graph_module.graph, reasons
-        ).variant()
+            invocation, first, guarded.graph_module.graph, reasons
+        ).guarded_graph()
     except Refusal as refusal:
         found = Failure(refusal.reason, refusal.hint)
     if isinstance(found, Failure) and not reasons:
@@ -143,7 +143,7 @@ class _Forced(Recorder):
 class _Way(Run):
     """One way through the program, and what was recorded beside its graph."""
 
-    variant: GuardedGraph
+    guarded: GuardedGraph
     blueprint: Any
 
 
@@ -205,7 +205,7 @@ class _Search:
         self._runs = 0
         self._has_joined = False
 
-    def variant(self) -> GuardedGraph:
+    def guarded_graph(self) -> GuardedGraph:
         """Return the graph of all ways.
 
         Raises:
@@ -241,11 +241,11 @@ class _Search:
                 self._reasons.append(f"the branch at {source} is a guard: {refusal.reason}")
                 continue
             self._has_joined = True
-            way.variant = _both(way.variant, other.variant)
+            way.guarded = _both(way.guarded, other.guarded)
         return way
 
     def _check_alike(self, way: _Way, other: _Way) -> None:
-        if way.variant.is_single != other.variant.is_single or way.blueprint != other.blueprint:
+        if way.guarded.is_single != other.guarded.is_single or way.blueprint != other.blueprint:
             raise Refusal("its sides return different things")
 
     def _run(self, forced: tuple[bool, ...]) -> _Way:
@@ -259,7 +259,7 @@ class _Search:
 
     def _finished(self, way: _Way) -> GuardedGraph:
         guards = tuple(_value_guards(way.module))
-        return replace(way.variant, graph_module=way.module, value_guards=guards, _quick=None)
+        return replace(way.guarded, graph_module=way.module, value_guards=guards, _quick=None)
 
 
 def _place(check: fx.Node) -> tuple[Any, str]:
@@ -282,7 +282,7 @@ def _value_guards(module: fx.GraphModule) -> Iterable[g.ValueGuard]:
 
 
 def _both(ours: GuardedGraph, theirs: GuardedGraph) -> GuardedGraph:
-    """Return our variant with what either takes for granted."""
+    """Return our graph with what either takes for granted."""
     known = {_key(guard) for guard in ours.guards}
     guards = (*ours.guards, *(it for it in theirs.guards if _key(it) not in known))
     watch = StateWatch(

@@ -47,8 +47,8 @@ class AtenCaptured(Captured):
         """Whether a change of the graph, or of that of the gradients, may give other results."""
         return super().is_altered or self._gradients.is_altered
 
-    def _changed_graph(self, variant: GuardedGraph) -> fx.GraphModule:
-        return _program_of(variant).forward
+    def _changed_graph(self, guarded: GuardedGraph) -> fx.GraphModule:
+        return _program_of(guarded).forward
 
     def _keep_variant(self, kept: GuardedGraph) -> None:
         super()._keep_variant(kept)
@@ -56,9 +56,9 @@ class AtenCaptured(Captured):
         _program_of(kept).is_altered = True
 
     def _make(
-        self, variant: GuardedGraph, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None
+        self, guarded: GuardedGraph, inputs: tuple[torch.Tensor, ...], args: tuple[Any, ...] | None
     ) -> None:
-        variant.run = program = self._functional(variant.graph_module, inputs)
+        guarded.run = program = self._functional(guarded.graph_module, inputs)
         self.change_again(program.forward, args and program.inputs(args))
         program.is_altered = self.is_altered
         if program.backward is not None:
@@ -140,10 +140,10 @@ class _Gradients(ChangedProgram):
     def _keep_only(self, gm: fx.GraphModule) -> bool:
         captured = self._captured()
         return captured is not None and captured.keep_where(
-            lambda variant: _program_of(variant).backward is gm
+            lambda guarded: _program_of(guarded).backward is gm
         )
 
 
-def _program_of(variant: GuardedGraph) -> FunctionalProgram:
-    assert isinstance(variant.run, FunctionalProgram)
-    return variant.run
+def _program_of(guarded: GuardedGraph) -> FunctionalProgram:
+    assert isinstance(guarded.run, FunctionalProgram)
+    return guarded.run

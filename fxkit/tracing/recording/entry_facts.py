@@ -64,22 +64,22 @@ class EntryFacts:
     finish: Callable[[Any], Any] | None
 
 
-def entry_facts(variant: GuardedGraph, args: tuple[Any, ...]) -> EntryFacts | None:
+def entry_facts(guarded: GuardedGraph, args: tuple[Any, ...]) -> EntryFacts | None:
     """Return the facts of a graph that holds for this call; None where they are not so simple.
 
     They are those of a graph that changes nothing, whose arguments are all tensors, and whose
     guards are all of the usual kinds. Where sizes are free, they are those of this call.
     """
-    if not (can_read_keys and _is_simple(variant)) or variant.watch is None:
+    if not (can_read_keys and _is_simple(guarded)) or guarded.watch is None:
         return None
     call = g.GuardedCall.of(args, {})
-    if call.has_modes or variant.mismatch(call) is not None:
+    if call.has_modes or guarded.mismatch(call) is not None:
         return None
-    modes = next(guard for guard in variant.guards if isinstance(guard, g.ModesGuard))
+    modes = next(guard for guard in guarded.guards if isinstance(guard, g.ModesGuard))
     if modes.ambient.autocast is not None or modes.defaults[1] is not None:
         return None
     arguments = tuple(
-        _exact(guard, call) for guard in variant.guards if isinstance(guard, _OF_TENSORS)
+        _exact(guard, call) for guard in guarded.guards if isinstance(guard, _OF_TENSORS)
     )
     if call.parts.tokens != [("tensor",)] * len(arguments):
         return None
@@ -87,10 +87,10 @@ def entry_facts(variant: GuardedGraph, args: tuple[Any, ...]) -> EntryFacts | No
         arguments,
         tuple(dispatch_keys(tensor) for tensor in call.parts.tensors),
         alias_groups(call.parts.tensors),
-        tuple(variant.outside.values()),
+        tuple(guarded.outside.values()),
         GlobalStateGuard().check,
-        variant.watch.state(),
-        None if variant.is_single else _builder(variant),
+        guarded.watch.state(),
+        None if guarded.is_single else _builder(guarded),
     )
 
 
@@ -102,22 +102,22 @@ def _exact(guard: g.TensorGuard | FreeTensorGuard, call: g.GuardedCall) -> g.Ten
     return g.TensorGuard(guard.what, guard.index, guard.kind, found, torch.strided)
 
 
-def _is_simple(variant: GuardedGraph) -> bool:
+def _is_simple(guarded: GuardedGraph) -> bool:
     has_more = (
-        variant.value_guards
-        or variant.undo
-        or variant.changes
-        or variant.has_regions
-        or variant.mutations
-        or variant.extras
-        or variant.numbers
-        or variant.replays
-        or variant.has_opaque_calls
-        or not variant.can_run_again
+        guarded.value_guards
+        or guarded.undo
+        or guarded.changes
+        or guarded.has_regions
+        or guarded.mutations
+        or guarded.extras
+        or guarded.numbers
+        or guarded.replays
+        or guarded.has_opaque_calls
+        or not guarded.can_run_again
     )
-    return not has_more and all(type(guard) in _KNOWN for guard in variant.guards)
+    return not has_more and all(type(guard) in _KNOWN for guard in guarded.guards)
 
 
-def _builder(variant: GuardedGraph) -> Callable[[Any], Any]:
-    build = variant.result.build
+def _builder(guarded: GuardedGraph) -> Callable[[Any], Any]:
+    build = guarded.result.build
     return lambda values: build(list(values), [], {})

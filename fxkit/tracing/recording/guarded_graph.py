@@ -229,25 +229,25 @@ _OTHERS = (OverlapGuard, SameTensorGuard, FreeTensorGuard, SizeGuard, Attributes
 
 
 class _Quick:
-    """Checks all guards of a variant at once, in C where torch can; never says yes in error.
+    """Checks all guards of a graph at once, in C where torch can; never says yes in error.
 
     It is made from a call for which the guards hold. A no means nothing: the guards decide then.
     """
 
-    def __init__(self, variant: GuardedGraph, call: g.GuardedCall) -> None:
-        modes = variant.guards[0]
+    def __init__(self, guarded: GuardedGraph, call: g.GuardedCall) -> None:
+        modes = guarded.guards[0]
         assert isinstance(modes, g.ModesGuard)
         self._free = next(
-            guard.free for guard in variant.guards if isinstance(guard, g.StructureGuard)
+            guard.free for guard in guarded.guards if isinstance(guard, g.StructureGuard)
         )
         self._tokens = with_free(call.parts.tokens, self._free).copy()
         self._keep = call.parts.alive
         self._modes = modes
         self._global = GlobalStateGuard()
         self._inference = modes.ambient.inference
-        self._outside = list(variant.outside.values())
+        self._outside = list(guarded.outside.values())
         arguments = call.parts.tensors
-        free = {it.index: it.free for it in variant.guards if isinstance(it, FreeTensorGuard)}
+        free = {it.index: it.free for it in guarded.guards if isinstance(it, FreeTensorGuard)}
         sizes, strides = _pinned((*arguments, *self._outside), free) if free else (None, None)
         self._tensors = TensorGuards(
             *arguments,
@@ -255,19 +255,19 @@ class _Quick:
             dynamic_dims_sizes=sizes,
             dynamic_dims_strides=strides,
         )
-        self._watch = variant.watch
+        self._watch = guarded.watch
         self._groups = alias_groups(arguments)
-        self._rest = [guard for guard in variant.guards if isinstance(guard, _OTHERS)]
+        self._rest = [guard for guard in guarded.guards if isinstance(guard, _OTHERS)]
 
     @classmethod
-    def of(cls, variant: GuardedGraph, call: g.GuardedCall) -> _Quick | None:
-        """Return the quick check of a variant; None where it has to be checked guard by guard."""
-        strided = (*call.parts.tensors, *variant.outside.values())
-        if variant.watch is None or variant.extras or not strided:
+    def of(cls, guarded: GuardedGraph, call: g.GuardedCall) -> _Quick | None:
+        """Return the quick check of a graph; None where it has to be checked guard by guard."""
+        strided = (*call.parts.tensors, *guarded.outside.values())
+        if guarded.watch is None or guarded.extras or not strided:
             return None
         if any(tensor.layout is not torch.strided for tensor in strided):
             return None
-        return None if call.has_modes else cls(variant, call)
+        return None if call.has_modes else cls(guarded, call)
 
     def holds(self, call: g.GuardedCall) -> bool:
         """Tell whether all guards hold for sure."""

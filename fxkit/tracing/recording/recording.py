@@ -57,7 +57,7 @@ class Attempt:
 
     Attributes:
         result: What the program returned.
-        variant: The graph, or None when the run could not be held in one.
+        guarded: The graph, or None when the run could not be held in one.
         failure: Why not.
         was_first: Whether a memoised function was computed, as it won't be at the next call.
         run: The run itself, with what it found before the program began.
@@ -67,7 +67,7 @@ class Attempt:
     """
 
     result: Any
-    variant: GuardedGraph | None
+    guarded: GuardedGraph | None
     failure: Failure | None
     was_first: bool = False
     run: RecordedRun | None = None
@@ -85,11 +85,11 @@ class Attempt:
         if run is None or earlier is None:
             return None  # the program has not run
         reason = earlier.objection(self.written)
-        if reason is None and self.variant is None and self.has_changed:
+        if reason is None and self.guarded is None and self.has_changed:
             reason = "it changes Python state"
         if reason is not None:
             return reason
-        run.rewind([] if self.variant is None else run.state.before).to_before()
+        run.rewind([] if self.guarded is None else run.state.before).to_before()
         earlier.restore()
         return None
 
@@ -119,14 +119,14 @@ def _record(invocation: Invocation) -> Attempt:
     try:
         result = run.execute(invocation.args, invocation.kwargs)
         has_changed = invocation.earlier is not None and run.has_changed_state()
-        variant = run.variant(result)
+        guarded = run.guarded_graph(result)
         written = [] if invocation.earlier is None else run.written()
     finally:
         watcher = run.recorder.watcher
         has_learned = invocation.learned.learn(watcher.blamed, watcher.codes)
         run.recorder.close()
     was_first, failure = run.state.has_memoised(), run.recorder.failure
-    return Attempt(result, variant, failure, was_first, run, has_learned, written, has_changed)
+    return Attempt(result, guarded, failure, was_first, run, has_learned, written, has_changed)
 
 
 class RecordedRun:
@@ -194,7 +194,7 @@ class RecordedRun:
             return run_as_written()
         return nullcontext()
 
-    def variant(self, result: Any) -> GuardedGraph | None:
+    def guarded_graph(self, result: Any) -> GuardedGraph | None:
         """Return the graph of the run, or None with the reason in `recorder.failure`."""
         recorder = self.recorder
         self.changes = recorder.finish()

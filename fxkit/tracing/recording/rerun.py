@@ -85,7 +85,7 @@ class Rerun(RecordedRun, Generic[T]):
             finally:
                 self.remove_stand_ins()
                 changed = raw(self.state.reach.holders)
-            entry = self.variant(result)
+            entry = self.guarded_graph(result)
             return self.failure(None) if entry is None else self.outcome(entry, result)
         except RunStopped:
             return self.failure(None)
@@ -121,7 +121,7 @@ def rerun(first: Attempt, make: Callable[[], Rerun[T]]) -> T | Failure:
 
 def why_not_again(first: Attempt) -> Failure | None:
     """Return why a call can't run again without a trace, if it can't."""
-    entry = first.variant
+    entry = first.guarded
     if entry is None or first.run is None:
         return Failure("the program runs in Python", None)
     if entry.has_opaque_calls:

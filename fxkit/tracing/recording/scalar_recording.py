@@ -63,9 +63,9 @@ class _ScalarRun(Rerun[GuardedGraph]):
     subject = "with stand-ins for numbers it"
 
     def __init__(self, invocation: Invocation, first: Attempt) -> None:
-        assert first.variant is not None
+        assert first.guarded is not None
         self._learned = learned = invocation.learned
-        self._first = first.variant.graph_module
+        self._first = first.guarded.graph_module
         self._names: dict[str, str] = {}
         super().__init__(invocation)
         if self.state.reach.names & _REVEALING:

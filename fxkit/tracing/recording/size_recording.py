@@ -58,8 +58,8 @@ class _SizeRun(Rerun[GuardedGraph]):
     subject = "with stand-ins for sizes it"
 
     def __init__(self, invocation: Invocation, first: Attempt, free: FreeAxes) -> None:
-        assert first.variant is not None
-        self._first = first.variant.graph_module
+        assert first.guarded is not None
+        self._first = first.guarded.graph_module
         self._wanted = free
         self._free: dict[int, frozenset[int]] = {}
         self._facts: SizeFacts | None = None

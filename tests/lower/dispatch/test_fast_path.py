@@ -431,7 +431,7 @@ def test_each_size_that_is_free_has_its_way(slow_ways: list[int]) -> None:
     program = fxkit.compile(fn, dynamic={"x": 0, "y": 0})
     for rows in (3, 4, 5, 6) * 4:
         program(X[:1].expand(rows, -1).contiguous(), X[:1])
-    assert len(program.captured.variants) == 1 and len(program._dispatch.paths) == 4
+    assert len(program.captured.graphs) == 1 and len(program._dispatch.paths) == 4
     for rows in (5, 3, 6, 4, 4):
         x = torch.randn(rows, 8)
         check(program, fn, x, X[:1], slow=0, count=slow_ways)

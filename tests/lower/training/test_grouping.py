@@ -94,9 +94,9 @@ class Unused(Heads):
 
 def stages_of(fast: Any) -> list[list[str]]:
     """Return the names of the calls in each stage."""
-    (variant,) = fast.captured.kept
-    assert isinstance(variant.run, StagedModule)
-    graphs = [stage.graph_module.graph for stage in variant.run.stages]
+    (guarded,) = fast.captured.kept
+    assert isinstance(guarded.run, StagedModule)
+    graphs = [stage.graph_module.graph for stage in guarded.run.stages]
     return [[node.name for node in graph.nodes if node.op[:4] == "call"] for graph in graphs]
 
 

@@ -100,9 +100,9 @@ def test_a_graph_is_cut_where_results_are_used() -> None:
     fast = fxkit.compile(Classifier())
     for _ in range(2):
         fast(torch.randn(5, 8))
-    (variant,) = fast.captured.kept
-    assert isinstance(variant.run, StagedModule)
-    assert [len(stage.outputs) for stage in variant.run.stages] == [1, 1, 1]
+    (guarded,) = fast.captured.kept
+    assert isinstance(guarded.run, StagedModule)
+    assert [len(stage.outputs) for stage in guarded.run.stages] == [1, 1, 1]
     assert len(fast.compiled_modules) == 3 and fast.compiled_modules[0].report().forward
 
 
@@ -384,11 +384,11 @@ def test_copies_of_stages_train_by_themselves() -> None:
     x = torch.randn(5, 8)
     for _ in range(2):
         fast(x)
-    (variant,) = fast.captured.kept
-    twin = copy.deepcopy(variant.run)
+    (guarded,) = fast.captured.kept
+    twin = copy.deepcopy(guarded.run)
     assert isinstance(twin, StagedModule)
     twin(x)[1].sum().backward()
-    assert all(parameter.grad is None for parameter in variant.run.graph_module.parameters())
+    assert all(parameter.grad is None for parameter in guarded.run.graph_module.parameters())
     assert all(parameter.grad is not None for parameter in twin.graph_module.parameters())
 
 

@@ -67,11 +67,11 @@ def test_without_gradients_a_checkpoint_is_a_plain_call(name: str) -> None:
     compiled, net = fxkit.compile(PROGRAMS[name]), Net()
     with torch.no_grad():
         same(compiled, net, name, needs_grad=False)
-    assert len(compiled.captured.variants) == 1
+    assert len(compiled.captured.graphs) == 1
 
 
 @pytest.mark.parametrize("name", ["plain", "statistics"])
 def test_with_gradients_a_program_runs_in_python(name: str) -> None:
     compiled, net = fxkit.compile(PROGRAMS[name]), Net()
     same(compiled, net, name, needs_grad=True)
-    assert not compiled.captured.variants
+    assert not compiled.captured.graphs

@@ -115,7 +115,7 @@ def _is_seen(make: Any, read: Any, change: Any) -> None:
     captured = Captured(lambda a: a * read(place))
     for _ in range(2):
         assert torch.equal(captured(X), X * read(place))
-    assert captured.whole and len(captured.variants) == 1
+    assert captured.whole and len(captured.graphs) == 1
     before = read(place)
     change(place)
     assert read(place) != before

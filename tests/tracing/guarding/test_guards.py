@@ -43,10 +43,10 @@ def _net() -> tuple[Net, Captured]:
 def _expect(captured: Captured, text: str, *args: Any, **kwargs: Any) -> None:
     explanation = captured.explain(*args, **kwargs)
     assert text in explanation, explanation
-    graphs = len(captured.variants)
+    graphs = len(captured.graphs)
     expected, got = captured.fn(*args, **kwargs), captured(*args, **kwargs)
     assert torch.equal(expected, got)
-    assert len(captured.variants) == graphs + 1
+    assert len(captured.graphs) == graphs + 1
 
 
 def test_a_dict_that_is_taken_whole_may_be_another_one() -> None:

@@ -25,7 +25,7 @@ from fxkit.tracing.captured import Captured
 
 def _one_graph(fn: Any, *args: Any) -> Captured:
     captured = fxkit.capture(fn, args)
-    assert len(captured.variants) == 1
+    assert len(captured.graphs) == 1
     return captured
 
 
@@ -59,7 +59,7 @@ def test_numpy_generators_that_the_interpreter_hides():
     captured = Captured(lambda a: a * holder.rng.uniform())
     for _ in range(5):
         assert torch.equal(captured(torch.ones(2)), torch.ones(2) * theirs.uniform())
-    assert captured.whole and len(captured.variants) == 1
+    assert captured.whole and len(captured.graphs) == 1
 
 
 def test_a_generator_under_another_name_is_refused():
@@ -97,7 +97,7 @@ def test_files_are_read_at_each_call(tmp_path: Path):
     for scale in (2.0, 2.0, 3.0, 3.0, 2.0):
         path.write_text(json.dumps({"scale": scale}))
         assert torch.equal(captured(torch.ones(2)), torch.full((2,), scale))
-    assert captured.whole and len(captured.variants) == 2
+    assert captured.whole and len(captured.graphs) == 2
 
 
 def test_a_file_that_is_not_there_at_first(tmp_path: Path):
@@ -133,7 +133,7 @@ def test_loggers_see_the_line_that_calls_them():
     for _ in range(4):
         captured(torch.ones(2))
     assert stream.getvalue() == "test_automatic_calls.py fn shape (2,)\n" * 4
-    assert captured.whole and len(captured.variants) == 1
+    assert captured.whole and len(captured.graphs) == 1
 
 
 def test_opaque_calls_run_once_when_a_guard_fails_behind_them():
@@ -161,7 +161,7 @@ def test_control_flow_on_an_opaque_number_is_guarded():
         expected = torch.ones(2) * 2 if random.random() < 0.5 else torch.zeros(2)
         random.seed(seed)
         assert torch.equal(captured(torch.ones(2)), expected)
-    assert len(captured.variants) == 2 and captured.whole
+    assert len(captured.graphs) == 2 and captured.whole
 
 
 def test_what_an_opaque_call_may_read_is_not_written_after_it():

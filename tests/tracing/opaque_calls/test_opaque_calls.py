@@ -41,7 +41,7 @@ def test_opaque_calls_run_once_even_when_a_guard_fails_behind_them():
         expected = b * 3 if value > 0 else b - 1
         assert torch.equal(captured(torch.full((2,), value)), expected)
     assert log == [2 * value for value in values]
-    assert len(captured.variants) == 2
+    assert len(captured.graphs) == 2
     assert _targets(captured)[:2] == ["note", "through_numpy"]
 
 
@@ -81,7 +81,7 @@ def test_clocks_and_texts_keep_their_order(capsys: pytest.CaptureFixture[str]):
     for _ in range(3):
         captured(torch.ones(2))
     assert capsys.readouterr().out == "before\ntick True\nafter\n" * 3
-    assert len(captured.variants) == 1 and captured.whole
+    assert len(captured.graphs) == 1 and captured.whole
 
 
 def test_gradients_flow_through_opaque_calls():

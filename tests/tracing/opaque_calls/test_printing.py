@@ -101,7 +101,7 @@ def test_what_is_printed_of_a_tensor_in_an_opaque_call_is_no_guard(
     captured = Captured(_tensors)
     for number in range(5):
         captured(X + number)
-    assert captured.whole and len(captured.variants) == 1
+    assert captured.whole and len(captured.graphs) == 1
     assert capsys.readouterr().err.count("sum tensor(") == 5
 
 

@@ -90,7 +90,7 @@ def test_one_graph_serves_every_size(program: Any):
     for shape in [(2, 2), (7, 3), (64, 9)]:
         x = torch.randn(shape)
         assert_same(_plain(captured(x)), _plain(program(x)), str(shape))
-    assert captured.recaptures == 0 and len(captured.variants) == 1
+    assert captured.recaptures == 0 and len(captured.graphs) == 1
 
 
 def test_a_second_size_frees_that_size_only():
@@ -99,10 +99,10 @@ def test_a_second_size_frees_that_size_only():
     captured(torch.randn(3, 6))
     assert "%x: f32[3,s0]" in str(fxkit.graph(captured.graph_module))
     captured(torch.randn(3, 9))
-    assert captured.recaptures == 1 and len(captured.variants) == 1
+    assert captured.recaptures == 1 and len(captured.graphs) == 1
     captured(torch.randn(4, 9))
     captured(torch.randn(5, 2))
-    assert captured.recaptures == 2 and len(captured.variants) == 1
+    assert captured.recaptures == 2 and len(captured.graphs) == 1
     assert "%x: f32[s0,s1]" in str(fxkit.graph(captured.graph_module))
 
 
@@ -140,7 +140,7 @@ def test_a_size_used_as_a_number_keeps_graphs_apart():
     for length in (3, 4, 5):
         x = torch.randn(2, length)
         assert_same(captured(x), programs.counts_up(x), str(length))
-    assert len(captured.variants) == 3
+    assert len(captured.graphs) == 3
     assert "sizes are not free: the program uses each size" in captured.explain(torch.randn(2, 9))
 
 

@@ -119,7 +119,7 @@ def needed_values(kernel: Kernel, one: RowSweep) -> set[int]:
     return needed
 
 
-def finish_gains_in_lanes(kernel: Kernel, values: Iterable[int], held: Collection[int]) -> bool:
+def epilogue_gains_in_lanes(kernel: Kernel, values: Iterable[int], held: Collection[int]) -> bool:
     """Tell whether what follows a value made of whole tensors takes fewer instructions in lanes.
 
     Args:

@@ -14,7 +14,7 @@ from torch import fx
 
 from fxkit.ir.op import resolve
 from fxkit.ir.types import TensorType, type_of
-from fxkit.lower.families.product_node import Finish, ProductNode
+from fxkit.lower.families.product_node import Epilogue, ProductNode
 from fxkit.lower.families.products.matrices import checked_operand, checked_type
 from fxkit.lower.loop_ir.builder import Builder, Ref
 from fxkit.lower.loop_ir.convolution import Convolution
@@ -135,10 +135,10 @@ def has_channels_innermost(known: TensorType) -> bool:
     ) and (count == 1 or known.stride[0] >= channels * height * width)
 
 
-def _normalising(names: Sequence[str], eps: float) -> Finish:
+def _normalising(names: Sequence[str], eps: float) -> Epilogue:
     """Return what follows a sum: a bias, and a batch norm as eager computes it."""
 
-    def finish(builder: Builder, total: Ref, columns: Sequence[Ref]) -> Ref:
+    def epilogue(builder: Builder, total: Ref, columns: Sequence[Ref]) -> Ref:
         given = dict(zip(names, columns, strict=True))
         if "bias" in given:
             total = total + given["bias"]
@@ -150,4 +150,4 @@ def _normalising(names: Sequence[str], eps: float) -> Finish:
         offset = given["shift"] - offset if "shift" in given else -offset
         return total * factor + offset
 
-    return finish
+    return epilogue

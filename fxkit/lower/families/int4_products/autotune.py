@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, near
-from fxkit.lower.families.int4_products.printer import COLUMNS, Int4ProductPrinter
+from fxkit.lower.families.int4_products.printer import COLUMNS, Int4ProductPrinter, known_rows
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.autotune import push_out
 from fxkit.lower.families.products.printer import boolean
@@ -62,13 +62,13 @@ def _measured(product: Int4Product, dtype: torch.dtype) -> tuple[float, float]:
     packed = torch.ones(columns, depth // 2, dtype=torch.int8)
     scales = torch.ones(columns, depth // product.group)
     weight, result = torch.ones(columns, depth, dtype=torch.int8), torch.empty(rows, columns)
-    rest = "w, rows, wide, depth, 0, in_order, sums)"
+    rest, count = "w, rows, wide, depth, 0, in_order, sums)", known_rows(rows)
     if product.is_float:
-        kind, call = "floats", f"fx_int4_product(a, depth, {rest}"
+        kind, call = "floats", f"fx_int4_product<{count}>(a, depth, {rest}"
     else:
         tiles, zeros = boolean(product.has_tiles), "fx_zeros{nullptr, 0, 3}"
         kind = "bytes"
-        call = f"fx_int4_product<{tiles}>((const signed char*)a, depth, {zeros}, {rest}"
+        call = f"fx_int4_product<{tiles}, {count}>((const signed char*)a, depth, {zeros}, {rest}"
     source = _TRIAL.replace("CALL", call).replace("KIND", kind).replace("GROUP", str(product.group))
     function = times.trial_function("\n".join([*Int4ProductPrinter.texts(), source]))
     function.argtypes = [ctypes.c_void_p] * 5

@@ -165,7 +165,7 @@ static void fx_integer_groups(const Left* a, long row, const int* zero, const fx
       }
     }
     in_order.block = depth <= most ? block : -1;
-    const auto finish = [&](long c, s::floats (&held)[ROWS]) __attribute__((always_inline)) {
+    const auto add_column = [&](long c, s::floats (&held)[ROWS]) __attribute__((always_inline)) {
       const long first = c * b.count(depth) + from / b.group;
       if (b.zeros) {
         fx_moved_scales(b.scales + first, b.zeros + first, groups, moved);
@@ -187,7 +187,7 @@ static void fx_integer_groups(const Left* a, long row, const int* zero, const fx
             x, b.packed + c * b.bytes(depth) + from / 2, b.bytes(depth),
             b.scales + c * b.count(depth) + from / b.group, b.count(depth), b.group, terms, held);
 #pragma GCC unroll 4
-        for (int i = 0; i < AT_ONCE; ++i) finish(c + i, held[i]);
+        for (int i = 0; i < AT_ONCE; ++i) add_column(c + i, held[i]);
       }
     }
     for (; c < columns; ++c) {
@@ -208,7 +208,7 @@ static void fx_integer_groups(const Left* a, long row, const int* zero, const fx
           s::add_product(held[r], __builtin_convertvector(found, s::floats), factor);
         }
       }
-      finish(c, held);
+      add_column(c, held);
     }
   }
 }

@@ -1,5 +1,5 @@
-// Products by a matrix of 4-bit integers, two to a byte, in groups along a row that share a scale and a
-// zero point. The integers of a group are summed exactly where both operands have them.
+// A matrix of 4-bit integers, two to a byte, in groups along a row that share a scale and a
+// zero point: how it lies in memory, and steps over it. Products by it sum a group of integers exactly.
 //
 // The low half of a byte holds the first of two neighbours, the high half the second, each as -8 to 7.
 // Vectors take 16 bytes of a row to 128 bits, which is 32 terms of one group: lanes have its scale.

@@ -1,5 +1,5 @@
 // Products of integers by a matrix of 4-bit integers in groups, for any number of rows.
-//
+
 // The two integers of a byte.
 static inline int fx_low_of(unsigned char byte) { return (signed char)(byte << 4) >> 4; }
 static inline int fx_high_of(unsigned char byte) { return (signed char)byte >> 4; }
@@ -68,18 +68,24 @@ static void fx_groups_of_bytes(const Left* a, long row, fx_zeros zeros, const fx
 }
 #endif
 
+// Tells whether some rows are multiplied at once, where a call has ROWS; 0: any number.
+template <long ROWS, int SOME>
+static constexpr bool FX_HAS = ROWS == 0 || (ROWS < FX_GROUP_ROWS ? ROWS == SOME
+                                                                  : ROWS % FX_GROUP_ROWS == SOME || SOME == 4);
+
 // sums[rows][64] = (A - zeros) by a panel of columns, for integers A; each group is summed in 32 bits.
-// What a thread has in order is that of the block whose number it has.
-template <bool HAS_TILES, class Left, class Zero>
+// What a thread has in order is that of the block whose number it has. ROWS are 0 where calls differ.
+template <bool HAS_TILES, long ROWS, class Left, class Zero>
 static void fx_int4_product(const Left* a, long row, fx_zeros zeros, const fx_groups<Zero>& b, long rows,
                             long columns, long depth, long block, fx_bytes_in_order& in_order,
                             float* sums) {
   __builtin_memset(sums, 0, rows * FX_GROUP_COLUMNS * sizeof(float));
 #if defined(FX_INTEGER_STEP)
-  if (b.group % FX_UNIT == 0 && rows > FX_FEW_ROWS) {
-    fx_groups_of_bytes<HAS_TILES>(a, row, zeros, b, rows, columns, depth, sums);
-    return;
-  }
+  if constexpr (ROWS == 0 || ROWS > FX_FEW_ROWS)
+    if (b.group % FX_UNIT == 0 && rows > FX_FEW_ROWS) {
+      fx_groups_of_bytes<HAS_TILES>(a, row, zeros, b, rows, columns, depth, sums);
+      return;
+    }
 #endif
   const long own = rows <= FX_GROUP_ROWS ? block : -1;
   for (long r = 0; r < rows; r += FX_GROUP_ROWS) {
@@ -93,11 +99,15 @@ static void fx_int4_product(const Left* a, long row, fx_zeros zeros, const fx_gr
     const Left* const from = a + r * row;
     float* const to = sums + r * FX_GROUP_COLUMNS;
 #if defined(FX_INTEGER_STEP)
+    const auto add = [&]<int SOME>() {
+      if constexpr (FX_HAS<ROWS, SOME> && ROWS <= FX_FEW_ROWS)
+        fx_integer_rows<SOME>(from, row, zero, b, columns, depth, own, in_order, to);
+    };
     if (b.group % FX_UNIT == 0 && are_bytes) {
-      if (count == 1) fx_integer_rows<1>(from, row, zero, b, columns, depth, own, in_order, to);
-      if (count == 2) fx_integer_rows<2>(from, row, zero, b, columns, depth, own, in_order, to);
-      if (count == 3) fx_integer_rows<3>(from, row, zero, b, columns, depth, own, in_order, to);
-      if (count == 4) fx_integer_rows<4>(from, row, zero, b, columns, depth, own, in_order, to);
+      if (count == 1) add.template operator()<1>();
+      if (count == 2) add.template operator()<2>();
+      if (count == 3) add.template operator()<3>();
+      if (count == 4) add.template operator()<4>();
       continue;
     }
 #endif

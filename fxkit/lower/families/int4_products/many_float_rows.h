@@ -126,28 +126,32 @@ static void fx_many_float_rows(const float* a, long row, const fx_groups<Zero>& 
 }
 #endif
 
-// sums[rows][64] = A by a panel of columns, for floats A.
-template <class Zero>
+// sums[rows][64] = A by a panel of columns, for floats A; ROWS are 0 where calls differ.
+template <long ROWS, class Zero>
 static void fx_int4_product(const float* a, long row, const fx_groups<Zero>& b, long rows, long columns,
                             long depth, long block, fx_floats_in_order& in_order, float* sums) {
   __builtin_memset(sums, 0, rows * FX_GROUP_COLUMNS * sizeof(float));
 #if defined(FX_FLOAT_STEP)
-  if (b.group % FX_UNIT == 0 && rows >= FX_WORTH_FLOATS) {
-    fx_many_float_rows(a, row, b, rows, columns, depth, sums);
-    return;
-  }
-  if (b.group % FX_UNIT == 0) {
-    const long own = rows == 1 || rows == 2 || rows == 4 ? block : -1;
-    const auto add = [&]<int ROWS>(long r) {
-      fx_float_groups<ROWS>(
-          a + r * row, row, b, columns, depth, own, in_order, sums + r * FX_GROUP_COLUMNS);
-    };
-    long r = 0;
-    for (; r + 4 <= rows; r += 4) add.template operator()<4>(r);
-    for (; r + 2 <= rows; r += 2) add.template operator()<2>(r);
-    if (r < rows) add.template operator()<1>(r);
-    return;
-  }
+  constexpr bool HAS_MANY = ROWS == 0 || ROWS >= FX_WORTH_FLOATS;
+  if constexpr (HAS_MANY)
+    if (b.group % FX_UNIT == 0 && rows >= FX_WORTH_FLOATS) {
+      fx_many_float_rows(a, row, b, rows, columns, depth, sums);
+      return;
+    }
+  if constexpr (ROWS < FX_WORTH_FLOATS)
+    if (b.group % FX_UNIT == 0) {
+      const long own = rows == 1 || rows == 2 || rows == 4 ? block : -1;
+      const auto add = [&]<int SOME>(long r) {
+        if constexpr (ROWS == 0 || ROWS / SOME % 2 == 1 || (SOME == 4 && ROWS >= 4))
+          fx_float_groups<SOME>(
+              a + r * row, row, b, columns, depth, own, in_order, sums + r * FX_GROUP_COLUMNS);
+      };
+      long r = 0;
+      for (; r + 4 <= rows; r += 4) add.template operator()<4>(r);
+      for (; r + 2 <= rows; r += 2) add.template operator()<2>(r);
+      if (r < rows) add.template operator()<1>(r);
+      return;
+    }
 #endif
   fx_plain_groups<float>(a, row, nullptr, b, rows, columns, depth, sums);
 }

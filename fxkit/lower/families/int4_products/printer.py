@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.codegen.cpp.text import TYPES
 from fxkit.lower.families.integer_products.printer import IntegerProductPrinter
-from fxkit.lower.families.products.printer import ProductPrinter, boolean
+from fxkit.lower.families.products.printer import BLOCKS, ProductPrinter, boolean
 from fxkit.lower.loop_ir.int4_product import Int4Product
 
 # Columns of a panel, FX_GROUP_COLUMNS in the text.
@@ -61,12 +62,18 @@ class Int4ProductPrinter(ProductPrinter):
         left = f"in{product.left} + first * {row}, {row}"
         rest = f"weight, last - first, to - from, {product.depth}, "
         rest += f"tile / {self._panels}, in_order, sums"
+        rows = known_rows(product.rows)
         if product.is_float:
-            self._add(f"fx_int4_product({left}, {rest});")
+            self._add(f"fx_int4_product<{rows}>({left}, {rest});")
             return
         zeros = f"fx_zeros{{nullptr, 0, {product.zero}}}"
         if product.zeros is not None:
             step = product.zeros_stride
             zeros = f"fx_zeros{{in{product.zeros} + first * {step}, {step}, 0}}"
         tiles = boolean(product.has_tiles)
-        self._add(f"fx_int4_product<{tiles}>({left}, {zeros}, {rest});")
+        self._add(f"fx_int4_product<{tiles}, {rows}>({left}, {zeros}, {rest});")
+
+
+def known_rows(rows: int) -> int:
+    """Return how many rows each call of a product has, 0 where that is not known."""
+    return 0 if is_runtime(rows) or rows > BLOCKS[-1] else rows

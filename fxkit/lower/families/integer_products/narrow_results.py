@@ -34,13 +34,13 @@ class NarrowResultsPrinter(ProductPrinter):
             and not (store.access.scales or store.access.otherwise)
         }
 
-    def _finish(self) -> None:
+    def _epilogue(self) -> None:
         for value in sorted(set(self._narrow.values())):
             self._add(f"alignas(64) int narrow{value}[{self._width}];")
-        super()._finish()
+        super()._epilogue()
 
-    def _finish_row(self) -> None:
-        super()._finish_row()
+    def _row_epilogue(self) -> None:
+        super()._row_epilogue()
         for position, value in self._narrow.items():
             store = self._kernel.stores[position]
             kind = _BYTES[self._body(value).dtype]

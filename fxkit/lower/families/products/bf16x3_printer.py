@@ -39,13 +39,13 @@ class Bf16x3ProductPrinter(ProductPrinter):
             f"const fx_matrices matrices = {{{', '.join(map(str, (left, *strides, *numbers)))}}};"
         )
         self._open(
-            "const auto finish = [&](long first, long last, long from, long to, "
+            "const auto epilogue = [&](long first, long last, long from, long to, "
             "const float* sums) {"
         )
-        self._finish()
+        self._epilogue()
         self._close(";")
         is_row_major = boolean(product.left_strides[1] == 1)
-        self._add(f"fx_bf16x3_product<{is_row_major}>(matrices, threads, finish);")
+        self._add(f"fx_bf16x3_product<{is_row_major}>(matrices, threads, epilogue);")
         self._close()
         self._close()
         return self._taken()

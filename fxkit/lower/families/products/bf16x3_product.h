@@ -244,9 +244,9 @@ static bool fx_split_panel(
   return holds;
 }
 
-// Call finish(first, last, from, to, sums) for each block of A B: sums[last - first][FX_PANEL].
-template <bool IS_ROW_MAJOR, class Finish>
-static void fx_bf16x3_product(const fx_matrices& m, long threads, const Finish& finish) {
+// Call epilogue(first, last, from, to, sums) for each block of A B: sums[last - first][FX_PANEL].
+template <bool IS_ROW_MAJOR, class Epilogue>
+static void fx_bf16x3_product(const fx_matrices& m, long threads, const Epilogue& epilogue) {
   enum { MOST = 1024 };
   const long blocks = (m.rows + MOST - 1) / MOST;
   const long height = ((m.rows + blocks - 1) / blocks + 31) / 32 * 32;
@@ -271,7 +271,7 @@ static void fx_bf16x3_product(const fx_matrices& m, long threads, const Finish& 
       alignas(64) float sums[MOST * FX_PANEL];
       if (is_whole || !fx_split_panel(m, tiles, first, last, from, to, sums))
         fx_whole_panel<IS_ROW_MAJOR>(m, first, last, from, to, sums);
-      finish(first, last, from, to, sums);
+      epilogue(first, last, from, to, sums);
     }
   }
   free(tiles);

@@ -70,7 +70,9 @@ def matrix_product(node: fx.Node, root: torch.nn.Module) -> ProductNode:
     row = checked_operand(bias, root, "added")
     if row.shape != (product.columns,):
         raise Unfusable("what it adds is no row")
-    return ProductNode(node, product, (left, right, bias), (row.stride or (1,)), finish=_with_bias)
+    return ProductNode(
+        node, product, (left, right, bias), (row.stride or (1,)), epilogue=_with_bias
+    )
 
 
 def _with_bias(_: Builder, total: Ref, columns: Sequence[Ref]) -> Ref:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fxkit.lower.codegen.cpp.kernel_printer import TEAM, WORKSHARE, WORKSHARE_IN_TEAM, scaled
 from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_runtime
-from fxkit.lower.families.products.row_finish import RowFinishPrinter
+from fxkit.lower.families.products.row_epilogue import RowEpiloguePrinter
 from fxkit.lower.loop_ir.convolution import Convolution
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.loop_ir.product import Product
@@ -48,7 +48,7 @@ AHEAD = 8
 TILE = 8
 
 
-class ProductPrinter(RowFinishPrinter):
+class ProductPrinter(RowEpiloguePrinter):
     """Writes a kernel that begins with a matrix product.
 
     What depends on the column alone is computed once a tile: `c3[48]` holds value 3.
@@ -90,7 +90,7 @@ class ProductPrinter(RowFinishPrinter):
         self._tile_index()
         self._declare()
         self._multiply()
-        self._finish()
+        self._epilogue()
         self._close()
         self._end_tiles()
         self._close()
@@ -214,7 +214,7 @@ class ProductPrinter(RowFinishPrinter):
             right += [scaled(f"b{number}", batch.right)] if batch.right else []
         return left, right
 
-    def _finish(self) -> None:
+    def _epilogue(self) -> None:
         """Compute what follows the product, for the rows of a tile."""
         self._compute_columns()
         self._open("for (long row = first; row < last; ++row) {")
@@ -222,7 +222,7 @@ class ProductPrinter(RowFinishPrinter):
         self._outer_index("number", self._kernel.outer_sizes)
         self._point_into_buffers(self._accesses())
         self._prefetch()
-        self._finish_row()
+        self._row_epilogue()
         self._close()
 
     def _prefetch(self) -> None:
@@ -250,7 +250,7 @@ class ProductPrinter(RowFinishPrinter):
         return f"fx_all({self._value(position)})" if self._at_once else self._value(position)
 
     def _sweep(self, one: RowSweep) -> None:
-        """Write nothing: `_finish` does."""
+        """Write nothing: `_epilogue` does."""
 
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
         """Write nothing: what does not vary along the row is computed with the rest."""

@@ -127,5 +127,5 @@ def _product_body(found: ProductNode, rank: int) -> tuple[list[Instruction], int
         builder.load(Access(buffer, (*[0] * (rank - 1), stride)), found.dtype_of(buffer))
         for buffer, stride in enumerate(found.strides, first)
     ]
-    value = found.finish(builder, total, columns)
+    value = found.epilogue(builder, total, columns)
     return builder.body, value.position

@@ -6,13 +6,13 @@ import functools
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
-from fxkit.lower.codegen.cpp.lane_loops import MOST, finish_gains_in_lanes, is_shorter_alone
+from fxkit.lower.codegen.cpp.lane_loops import MOST, epilogue_gains_in_lanes, is_shorter_alone
 from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.codegen.cpp.vector_loops import Lanes, Loop
 from fxkit.lower.families.family import WholePrinter
 
 
-class RowFinishPrinter(WholePrinter):
+class RowEpiloguePrinter(WholePrinter):
     """Writes what follows a product for a row of a tile, and for its columns before.
 
     Attributes:
@@ -26,24 +26,24 @@ class RowFinishPrinter(WholePrinter):
     def _columns(self) -> int:
         """How many columns the product has."""
 
-    def _finish_row(self) -> None:
+    def _row_epilogue(self) -> None:
         kept = self._kept_columns
         needed = sorted(set(range(len(self._kernel.body))) - self._column_values | kept)
         is_even = not is_runtime(self._columns) and self._columns % MOST == 0
-        gains = finish_gains_in_lanes(self._kernel, needed, kept)
+        gains = epilogue_gains_in_lanes(self._kernel, needed, kept)
 
         ahead = [] if gains else self._ahead(needed)
         if ahead:
             self._add("#if FX_WIDE > 1")
-            self._finish_in_parts(needed, ahead)
+            self._row_epilogue_in_parts(needed, ahead)
             self._add("#else")
         lanes = Lanes(is_even) if gains else None
-        body = functools.partial(self._finish_elements, needed, {})
+        body = functools.partial(self._epilogue_of_elements, needed, {})
         self._plain_loops("from", "to", [Loop("#pragma omp simd", body, lanes=lanes)])
         if ahead:
             self._add("#endif")
 
-    def _finish_elements(self, needed: Sequence[int], held: Mapping[int, str]) -> None:
+    def _epilogue_of_elements(self, needed: Sequence[int], held: Mapping[int, str]) -> None:
         """Compute what follows, and store it; some values are held in arrays."""
         self._name_values(needed, held)
         for position in range(len(self._kernel.stores)):
@@ -67,8 +67,8 @@ class RowFinishPrinter(WholePrinter):
                 above.add(value)
         return found
 
-    def _finish_in_parts(self, needed: Sequence[int], ahead: Sequence[int]) -> None:
-        """Finish a row in three loops: the middle one computes functions, in lanes.
+    def _row_epilogue_in_parts(self, needed: Sequence[int], ahead: Sequence[int]) -> None:
+        """Write the epilogue of a row as three loops: the middle one computes functions, in lanes.
 
         What else is computed, such as bytes, has no lanes.
         """
@@ -90,7 +90,7 @@ class RowFinishPrinter(WholePrinter):
         self._at_once = None
         self._close()
         held = {value: f"held{value}[j - from]" for value in (*operands, *ahead)}
-        body = functools.partial(self._finish_elements, needed, held)
+        body = functools.partial(self._epilogue_of_elements, needed, held)
         self._plain_loops("from", "to", [Loop("#pragma omp simd", body)])
 
     def _made_of(self, values: Iterable[int]) -> set[int]:

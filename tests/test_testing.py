@@ -77,6 +77,7 @@ _WRONG: dict[str, tuple[Rule, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", sorted(_WRONG))
 def test_wrong_rule_is_caught(kind: str) -> None:
     wrong, message = _WRONG[kind]

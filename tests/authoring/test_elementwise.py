@@ -78,6 +78,7 @@ def test_numbers_that_are_none_and_infinities(operator: ElementwiseOperator) -> 
     )
 
 
+@pytest.mark.one_in(2)
 @a_few
 def test_layouts_and_broadcasting(operator: ElementwiseOperator) -> None:
     base = torch.randn(6, 5, 4)
@@ -103,12 +104,14 @@ def test_derivatives(operator: ElementwiseOperator) -> None:
     assert torch.autograd.gradgradcheck(operator, tensors)
 
 
+@pytest.mark.one_in(2)
 @a_few
 def test_torch_accepts_the_registration(operator: ElementwiseOperator) -> None:
     tensors = tuple(t.requires_grad_() for t in operands(operator, 3, 4))
     torch.library.opcheck(operator.overload, tensors)
 
 
+@pytest.mark.one_in(2)
 @a_few
 def test_vmap_is_a_loop(operator: ElementwiseOperator, some: Sample) -> None:
     tensors = operands(operator, 4, 4, 4)
@@ -126,6 +129,7 @@ def test_vmap_is_a_loop(operator: ElementwiseOperator, some: Sample) -> None:
         torch.testing.assert_close(torch.vmap(operator, dims)(*given), torch.stack(looped))
 
 
+@pytest.mark.one_in(3)
 @by_name
 def test_it_is_one_node_that_the_fuser_takes_in(operator: ElementwiseOperator) -> None:
     tensors = tuple(operands(operator, 8, 16))

@@ -97,6 +97,7 @@ CALLS: list[tuple[Callable[..., Any], tuple[tuple[int, ...], ...], dict[str, flo
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("operator", "shapes", "numbers"), CALLS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_gradients_are_those_of_python(
@@ -123,6 +124,7 @@ def test_gradients_are_those_of_python(
         assert torch.equal(one, other)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("operator", "shapes", "numbers"), CALLS)
 def test_derivatives_are_those_of_differences(operator: Any, shapes: Any, numbers: Any) -> None:
     operands = [leaf(*shape, dtype=torch.float64) for shape in shapes]

@@ -156,6 +156,7 @@ def test_shapes_and_layouts(operator: RowOperator, shape: tuple[int, ...]) -> No
             torch.testing.assert_close(ours.double(), expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.one_in(3)
 @one_of_two
 def test_derivatives(operator: RowOperator) -> None:
     tensors = [t.requires_grad_() for t in operands(operator, 3, 5, dtype=torch.float64)]
@@ -163,6 +164,7 @@ def test_derivatives(operator: RowOperator) -> None:
     assert torch.autograd.gradgradcheck(operator, tensors)
 
 
+@pytest.mark.one_in(3)
 @one_of_two
 def test_torch_accepts_the_registration(operator: RowOperator) -> None:
     tensors = tuple(t.requires_grad_() for t in operands(operator, 3, 5))

@@ -69,6 +69,7 @@ def test_results_are_those_of_the_reference(entry: Any, dtype: torch.dtype) -> N
             np.testing.assert_allclose(ours.double().numpy(), theirs, precision, precision)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # by forward mode
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_samples_ask_for_gradients(entry: Any) -> None:

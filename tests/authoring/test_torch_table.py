@@ -162,6 +162,7 @@ def dtypes_of(name: str) -> list[torch.dtype]:
 by_name = pytest.mark.parametrize("name", DEFINITIONS)
 
 
+@pytest.mark.one_in(2)
 @by_name
 @pytest.mark.filterwarnings("ignore")
 def test_samples_of_all_dtypes(name: str, monkeypatch: pytest.MonkeyPatch, some: Sample) -> None:
@@ -176,6 +177,7 @@ def test_samples_of_all_dtypes(name: str, monkeypatch: pytest.MonkeyPatch, some:
     assert count >= min(3, len(dtypes))
 
 
+@pytest.mark.one_in(3)
 @by_name
 @pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore")

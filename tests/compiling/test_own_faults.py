@@ -146,6 +146,7 @@ def check_one_fault(seed: int) -> None:
     assert name in str(warning.message) and "Please report it" in str(warning.message)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_fault_of_our_own_is_left_out_with_one_warning(seed: int) -> None:
     check_one_fault(seed)

@@ -48,6 +48,7 @@ def default(request: pytest.FixtureRequest) -> Iterator[str]:
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_defaults_change_nothing(default: str, name: str) -> None:
     program = PROGRAMS[name]

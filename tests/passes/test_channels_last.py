@@ -62,6 +62,7 @@ def _decomposed(module):
     return torch.export.export(module, (X,)).run_decompositions().module()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [_traced, _captured, _exported, _decomposed])
 def test_one_copy_in_and_one_out(make):
     gm = make(Net().eval())

@@ -143,6 +143,7 @@ def test_a_spec_for_all_quantises_attention_that_is_written_out(is_dynamic: bool
             assert signal_to_noise(model(x), fast(x)) > 20
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("shape", [(20, 16), (2, 3, 20, 16)])
 def test_sizes_that_no_parameter_tells_may_vary(shape: tuple[int, ...], is_causal: bool) -> None:

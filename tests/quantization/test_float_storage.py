@@ -182,6 +182,7 @@ def test_reports_and_comparisons_tell_of_them(name: str, model: nn.Module) -> No
     assert all(one.by_weight == one.added > least - 8 for one in found.rows)
 
 
+@pytest.mark.one_in(4)
 @EACH
 @pytest.mark.parametrize("dynamic", [False, True])
 @torch.no_grad()

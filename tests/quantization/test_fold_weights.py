@@ -59,6 +59,7 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("name", _MODELS)
 def test_computed_weights_are_quantised_as_weights(name: str) -> None:

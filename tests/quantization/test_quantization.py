@@ -74,6 +74,7 @@ def test_a_model_is_observed_and_converted(name: str) -> None:
         assert torch.equal(value, before[key])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SPECS)
 def test_a_compiled_reference_graph_is_the_graph(name: str) -> None:
     model, data = perceptron(), batches()

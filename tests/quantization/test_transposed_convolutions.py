@@ -27,6 +27,7 @@ def batches_of(rank: int) -> list[tuple[Tensor]]:
     return [(torch.randn(2, 8, *(6,) * rank),) for _ in range(3)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize(

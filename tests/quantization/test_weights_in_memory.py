@@ -67,6 +67,7 @@ def float_bytes(model: nn.Module) -> int:
     return sum(one.nbytes for one in model.parameters() if one.ndim > 1)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("layers", "spec"),
     [

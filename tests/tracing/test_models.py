@@ -78,6 +78,7 @@ def test_trained_bert():
     assert layer.target == "encoder.layer.0.attention.self.query.weight"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "vit"])
 def test_small_hugging_face_model(name: str):
     model, inputs = HUGGING_FACE[name]()

@@ -172,6 +172,7 @@ ASTRAY = {
 }
 
 
+@pytest.mark.one_in(2)
 @has_sanitizers
 @pytest.mark.parametrize("body", ASTRAY)
 def test_a_checked_build_tells_the_line_that_leaves_its_memory(body: str, tmp_path: Path) -> None:

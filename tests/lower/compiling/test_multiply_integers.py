@@ -67,6 +67,7 @@ def test_results_are_those_of_the_graph(spec, shape):
     assert noise(expected, found) < 2e-3  # a few elements may be a step off
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("spec", SPECS)
 @torch.no_grad()
@@ -85,6 +86,7 @@ def test_models_of_half_precision_multiply_integers(spec, dtype):
     assert noise(exact, found) < 1.1 * noise(exact, expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "chooses", ["choose_qparams_per_token", "choose_qparams_per_token_asymmetric"]
@@ -111,6 +113,7 @@ def test_scales_of_tokens_are_chosen_in_their_own_dtype(chooses, dtype):
     assert noise(expected.double(), found) < 8 * torch.finfo(dtype).eps
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("spec", SPECS)
 @torch.no_grad()
 def test_one_layer_differs_by_a_step_at_most(spec):

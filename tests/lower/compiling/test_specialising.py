@@ -57,6 +57,7 @@ def said(gm: fx.GraphModule) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_types_follow_from_expressions(name: str, propagated: list[fx.GraphModule]) -> None:
     make, inputs = PROGRAMS[name]

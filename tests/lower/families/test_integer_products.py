@@ -182,6 +182,7 @@ def _layered(activation):
     return program, torch.randn(21, 64)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "activation",
     [

@@ -151,6 +151,7 @@ CHANGES: dict[str, Callable[[nn.Module], object]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @needs_packing
 @torch.no_grad()
 @pytest.mark.parametrize("name", CHANGES)
@@ -427,6 +428,7 @@ class Followed(nn.Module):
         return self.following(self.convolution(x))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("_packed_alone")
 @needs_packing
 @torch.no_grad()

@@ -64,6 +64,7 @@ def check(fast: Callable[..., torch.Tensor], module: nn.Module, x: torch.Tensor)
     assert relative_error(found, exact) <= 2 * max(relative_error(eager, exact), 2.0**-23)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(1, 17), (33, 17), (3, 2, 5, 17), (128, 17), (17,)])
 def test_layers_with_packed_weights(shape: tuple[int, ...]) -> None:
     module, x = net(), torch.randn(shape)

@@ -145,6 +145,7 @@ def moves(d: torch.dtype) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]
     return {f"{f.__name__}_{i}": (f, args, k) for i, (f, args, k) in enumerate(calls)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_moved_elements_are_eagers(dtype: torch.dtype, some: Sample) -> None:
     made = moves(dtype)

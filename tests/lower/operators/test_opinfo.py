@@ -52,6 +52,7 @@ def _plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)

@@ -80,6 +80,7 @@ def test_all_results_of_a_norm_are_fused() -> None:
         assert found.stride() == expected.stride()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_rows_of_infinities_and_nan_are_as_in_eager(dtype: torch.dtype) -> None:
     x = torch.randn(6, 40).to(dtype)
@@ -155,6 +156,7 @@ def test_spread_of_rows_that_are_not_finite_or_whose_squares_overflow() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dim", [0, -1])
 def test_spread_whose_squares_are_no_float32(dtype: torch.dtype, dim: int) -> None:

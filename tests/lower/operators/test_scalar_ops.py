@@ -60,6 +60,7 @@ def test_rows_equal_eager(dtype: torch.dtype) -> None:
 INTEGERS_AT_THE_EDGE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", INTEGERS_AT_THE_EDGE, ids=str)
 def test_integers_divide_and_shift_as_in_eager(dtype: torch.dtype) -> None:
     limits = torch.iinfo(dtype)

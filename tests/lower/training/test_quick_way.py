@@ -69,6 +69,7 @@ def test_calls_like_the_first_go_the_quick_way(slow_ways: list[int]) -> None:
     assert not slow_ways
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "x",
     [
@@ -104,6 +105,7 @@ def _hook(net: Net) -> None:
     net.norm.register_forward_hook(lambda module, args, result: result * 2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("change", [_freeze, _replace, _switch, _hook])
 def test_what_changes_in_the_program_is_seen(change: Callable[[Net], None]) -> None:
     net, x = Net(), inputs()

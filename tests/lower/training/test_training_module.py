@@ -76,6 +76,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_are_as_good_as_those_of_eager(name: str):
     fn = FUNCTIONS[name]
@@ -264,6 +265,7 @@ def test_frozen_parameters_have_no_gradient():
     assert net.up.weight.grad is None and net.down.weight.grad is not None
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("turn", [
     lambda y: y.transpose(0, 1), lambda y: y.permute(1, 2, 0), lambda y: y[:, :, ::2],
     lambda y: y.transpose(0, 2)[:, 1:], lambda y: y[:1].expand(4, 6, 8), lambda y: y[:, :1].mT,
@@ -495,6 +497,7 @@ def test_norms_of_turned_signals_around_a_convolution():
         assert errors[0] <= 2 * errors[1] + 1e-6 * float(exact.norm())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pick", [
     lambda y: y.amin(0, keepdim=True), lambda y: y.amax(-1, keepdim=True), torch.max,
     lambda y: y.view(-1).amax(0), lambda y: y.norm(float("inf"), dim=0, keepdim=True),

@@ -79,6 +79,7 @@ def _before_a_branch(a: torch.Tensor) -> torch.Tensor:
     return a * 2
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "fn",
     [

@@ -246,6 +246,7 @@ def test_the_difference_of_each_pass_is_what_its_journal_says() -> None:
             )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", sorted(name for name, _ in PASSES.items()))
 def test_the_difference_of_any_library_pass_is_what_its_journal_says(name: str) -> None:
     gm = capture(models.Stack(2).eval(), models.stack_args()).graph_module

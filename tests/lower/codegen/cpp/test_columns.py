@@ -29,6 +29,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_columns_are_as_near_to_float64_as_eagers(width: int) -> None:
     def program(*inputs: Tensor) -> tuple[Tensor, ...]:

@@ -78,6 +78,7 @@ def test_bits_of_numbers() -> None:
     assert found == [f"(unsigned short)0x{bits}" for bits in ("0000", "8000", "3e00", "7c00")]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("length", [2, 15, 33, 64, 100, 1023, 1025, 5000, 70_001])
 def test_sums_of_halves(length: int) -> None:
     x = halves_of(3, length)

@@ -150,6 +150,7 @@ EXACT: dict[str, Program] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", EXACT)
 def test_every_half_is_computed_with_as_in_eager(name: str) -> None:
     x = all_halves()

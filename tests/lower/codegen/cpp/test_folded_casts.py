@@ -19,6 +19,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("length", [1, 17, 85])
 def test_zeros_of_integers_have_no_sign(dtype: torch.dtype, length: int) -> None:

@@ -50,6 +50,7 @@ def is_near(found: Tensor, eager: Tensor, exact: Tensor) -> bool:
     return bool(((found.double() - exact).abs() <= bound).all())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "dtype"), spread_over(PROGRAMS, DTYPES))
 def test_rows_of_any_length(name: str, dtype: torch.dtype, some: Sample) -> None:
     program = PROGRAMS[name]

@@ -50,6 +50,7 @@ PLACES: dict[str, tuple[tuple[int, int], tuple[int, int], int, str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("place", PLACES)
 def test_sums_err_at_most_twice_as_much_as_eagers(place: str) -> None:
     shape, of_row, axis, mark = PLACES[place]

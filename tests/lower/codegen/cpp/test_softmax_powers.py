@@ -68,6 +68,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize(("name", "dtype"), spread_over(PROGRAMS, DTYPES))
 def test_rows_of_any_size_and_length(name: str, dtype: torch.dtype, some: Sample) -> None:
@@ -97,6 +98,7 @@ def test_what_is_no_number_and_what_is_none_at_all(dtype: torch.dtype) -> None:
         assert_near(found.where(is_number, 0), eager.where(is_number, 0), exact)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("length", [50, 256, 512, 1000, 1024, 4096, 4100, 20_000])
 def test_rows_of_one_number_add_up(length: int) -> None:
@@ -105,6 +107,7 @@ def test_rows_of_one_number_add_up(length: int) -> None:
     assert (found.double() * length - 1).abs().max() <= 2.5 * torch.finfo(torch.float32).eps
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("processor", "threads")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_row_has_the_same_shares_wherever_it_stands(name: str) -> None:

@@ -121,6 +121,7 @@ def without_fma() -> float:
     return 0.0 if "fma" in cpu_info.features() else 1.0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_error_in_units_of_the_last_place(library: ctypes.CDLL, name: str) -> None:
     x = every_range()

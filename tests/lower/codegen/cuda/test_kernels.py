@@ -43,6 +43,7 @@ def as_tuple(value: Any) -> tuple[torch.Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_kernel_computes_what_its_loop_ir_means(built: Built, name: str) -> None:
     case = built[1][name]
@@ -51,6 +52,7 @@ def test_a_kernel_computes_what_its_loop_ir_means(built: Built, name: str) -> No
         assert difference(found, expected) <= (1 if is_half else 8)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_order_of_threads_does_not_matter(built: Built, name: str) -> None:
     forwards, backwards = run(built, name), run(built, name, is_backward=True)
@@ -58,6 +60,7 @@ def test_the_order_of_threads_does_not_matter(built: Built, name: str) -> None:
         assert difference(one, other) == 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_memory_that_is_not_aligned_is_walked_by_elements(built: Built, name: str) -> None:
     """Buffers begin where an element may, and not where sixteen bytes do."""

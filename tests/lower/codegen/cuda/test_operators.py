@@ -81,6 +81,7 @@ def hold_points_to_eager(place: Place, dtype: torch.dtype, part: slice, size: in
     assert len(fused) > 0.8 * len(rows)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("dtype", "part"),
     [
@@ -129,6 +130,7 @@ def hold_rows_to_float64(
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("dtype", "shape", "part"),
     [

@@ -63,6 +63,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(5)
 @needs_unit
 @pytest.mark.parametrize("name", CASES)
 def test_products(in_kernels, name):

@@ -75,6 +75,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CASES)
 def test_products(name):
     program, *shapes = CASES[name]
@@ -100,6 +101,7 @@ FOLLOWED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_what_follows_a_product_is_computed_with_it(name):
     program, *shapes = FOLLOWED[name]

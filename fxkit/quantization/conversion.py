@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from fxkit.errors import UnsupportedError
 from fxkit.ir.attributes import find_attribute
@@ -25,7 +25,14 @@ from fxkit.quantization.config import QuantizationConfig
 from fxkit.quantization.observed_places import ObservedPlaces
 from fxkit.quantization.operands import drop_unread, take_instead
 from fxkit.quantization.placement import QuantizedOperand, placements
-from fxkit.quantization.preparation import PreparedProgram, Program, apply, as_prepared
+from fxkit.quantization.preparation import (
+    PreparedProgram,
+    Program,
+    apply,
+    as_prepared,
+    graph_module_of,
+    model_of,
+)
 from fxkit.quantization.qat.qat_program import QatProgram
 from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.specs import TensorSpec
@@ -306,5 +313,27 @@ def convert(prepared: PreparedProgram | QatProgram) -> Program:
         if observer.count:
             seen = observer.value_range()
             ranges[name] = parameters_of(seen.low, seen.high, places.specs[name])
+    program = prepared.remake()
+    _add_other_mode(prepared, program, ranges)
+    if _has_fast_paths(program):
+        with torch.set_grad_enabled(not torch.is_grad_enabled()):
+            _add_other_mode(prepared, prepared.remake(), ranges)
     quantize = QuantizeOperands(prepared.config, ranges, places, prepared.choices.copy())
-    return apply(prepared.remake(), quantize)
+    return apply(program, quantize)
+
+
+def _add_other_mode(
+    prepared: PreparedProgram, program: Program, ranges: dict[str, QuantizationParameters]
+) -> None:
+    """Add the ranges of what has other names in a graph with gradients than in one without."""
+    gm = graph_module_of(program)
+    others = prepared.places.keys_in_other_mode(gm, placements(gm, prepared.config))
+    known = {name: ranges[key] for name, key in others.items() if key in ranges}
+    ranges |= {name: found for name, found in known.items() if name not in ranges}
+
+
+def _has_fast_paths(program: Program) -> bool:
+    """Tell whether a model has layers that torch computes in one call when no gradient is asked."""
+    model = model_of(program)
+    kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+    return model is not None and any(isinstance(one, kinds) for one in model.modules())

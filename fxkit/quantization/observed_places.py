@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
@@ -13,6 +15,7 @@ from fxkit.errors import FxkitError, UnsupportedError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.op import resolve
 from fxkit.ir.printer import format_source
+from fxkit.ir.provenance import module_path
 from fxkit.quantization.observers import OBSERVERS, RangeObserver
 from fxkit.quantization.placement import QuantizedOperator
 from fxkit.quantization.specs import TensorSpec
@@ -27,6 +30,9 @@ class ObservedPlaces:
     Graphs of one program for other sizes or modes have nodes of the same names, which share an
     observer. Graphs of other branches may use the name for something else: that has its own.
 
+    With gradients a program may compute in other nodes what it computes without, as
+    `nn.MultiheadAttention` does: see `keys_in_other_mode`.
+
     Attributes:
         observers: By the names of the nodes that they look at; one may look at several. A node of a
             later graph that is not what has its name in the first one has a suffix: `mul@3f2a1c`.
@@ -37,11 +43,13 @@ class ObservedPlaces:
         self.observers: dict[str, RangeObserver] = {}
         self.specs: dict[str, TensorSpec] = {}
         self._first: dict[str, tuple[Any, ...]] = {}
+        self._operands: dict[bool, dict[OperandPlace, str]] = {False: {}, True: {}}
 
     def named_alike(self) -> ObservedPlaces:
         """Return places without observers where nodes have the same names as here."""
         other = ObservedPlaces()
         other._first = self._first
+        other._operands = {mode: dict(known) for mode, known in self._operands.items()}
         return other
 
     def begin(self, gm: fx.GraphModule) -> None:
@@ -61,6 +69,48 @@ class ObservedPlaces:
         """Let an observer look at what has a key."""
         self.observers[key] = observer
         self.specs[key] = spec
+
+    def note_operands(self, gm: fx.GraphModule, decided: Iterable[QuantizedOperator]) -> None:
+        """Note the operands of the first graph that is captured with gradients on, or off."""
+        known = self._operands[torch.is_grad_enabled()]
+        if not known:
+            nodes = {node.name: node for node in gm.graph.nodes}
+            places = operand_places(nodes, decided)
+            known |= {place: self.key_of(nodes[producer]) for place, producer in places.items()}
+
+    def keys_in_other_mode(
+        self, gm: fx.GraphModule, decided: Iterable[QuantizedOperator]
+    ) -> dict[str, str]:
+        """Return the keys of nodes in the other mode of gradients, by those in the one that is on.
+
+        Args:
+            gm: The program's graph for the inputs that its first graph is of.
+            decided: What is quantised in it.
+        """
+        nodes = {node.name: node for node in gm.graph.nodes}
+        known = self._operands[not torch.is_grad_enabled()]
+        places = operand_places(nodes, decided)
+        pairs = {name: known[place] for place, name in places.items() if place in known}
+        return {self.key_of(nodes[name]): key for name, key in pairs.items()}
+
+
+OperandPlace = tuple[str, str, int, int]
+"""The module that an operator ran in, its name, which one of these it is there, which operand."""
+
+
+def operand_places(
+    nodes: Mapping[str, fx.Node], decided: Iterable[QuantizedOperator]
+) -> dict[OperandPlace, str]:
+    """Return the names of activations whose range is needed, by which operands they are."""
+    found: dict[OperandPlace, str] = {}
+    counts = Counter[tuple[str, str]]()
+    for placement in decided:
+        where = module_path(nodes[placement.node]), placement.operator
+        for position, operand in enumerate(placement.operands):
+            if not operand.is_weight and not operand.spec.is_dynamic:
+                found[*where, counts[where], position] = operand.producer
+        counts[where] += 1
+    return found
 
 
 def new_observer(spec: TensorSpec) -> RangeObserver:

@@ -109,7 +109,9 @@ class InsertObservers(Pass):
         """Insert a probe after each node whose range is needed. Cost: linear."""
         self.places.begin(edit.gm)
         nodes = {node.name: node for node in edit.graph.nodes}
-        wanted = observed(placements(edit.gm, self.config))
+        decided = placements(edit.gm, self.config)
+        self.places.note_operands(edit.gm, decided)
+        wanted = observed(decided)
         groups = origins(edit.gm) if self.config.shares_scales else {}
         states = state_values(edit.gm, self.config.state)
         groups |= state_groups(states)
@@ -150,9 +152,10 @@ class PreparedProgram:
         self.config = config
         self.places = ObservedPlaces() if places is None else places
         self.choices = QuantizationChoices()
-        program = remake()
-        state_values(graph_module_of(program), config.state)  # for an error that names no pass
-        self.program = apply(program, InsertObservers(config, self.places))
+        with torch.no_grad():  # as calls are observed
+            program = remake()
+            state_values(graph_module_of(program), config.state)  # for an error that names no pass
+            self.program = apply(program, InsertObservers(config, self.places))
 
     def __repr__(self) -> str:
         """Say what runs, and how many observers there are."""
@@ -176,8 +179,9 @@ class PreparedProgram:
         return graph_modules_of(self.program)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program, and let the observers look."""
-        return self.program(*args, **kwargs)
+        """Run the program without gradients, and let the observers look."""
+        with torch.no_grad():
+            return self.program(*args, **kwargs)
 
     def merge(self, other: PreparedProgram) -> None:
         """Add what another one of the same program has seen, so that data can be shared out.
@@ -399,3 +403,10 @@ def apply(program: Program, *passes: Pass) -> Program:
     for gm in graph_modules_of(program):
         infer_missing_types(gm)
     return program
+
+
+def model_of(program: Program) -> nn.Module | None:
+    """Return the module that a program was captured from, or whose method; None of others."""
+    fn = None if isinstance(program, fx.GraphModule) else program.fn
+    fn = getattr(fn, "__self__", fn)
+    return fn if isinstance(fn, nn.Module) else None

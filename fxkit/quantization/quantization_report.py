@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from fxkit.analysis.objects import graph
 from fxkit.errors import UnsupportedError
 from fxkit.ir.attributes import find_attribute
 from fxkit.ir.text_table import table
 from fxkit.quantization.affine import parameters_of, signal_to_noise
 from fxkit.quantization.batches import Batch, call_with, checked_batches
 from fxkit.quantization.placement import QuantizedOperator, placements
-from fxkit.quantization.preparation import PreparedProgram, as_prepared
+from fxkit.quantization.preparation import PreparedProgram, as_prepared, model_of
 from fxkit.quantization.sharing import makers
 from fxkit.torch_adapters import pytree
 
@@ -107,7 +108,30 @@ def report(
                 rows[key] = _row(prepared, gm, placement, nodes)
             sizes.add(gm, rows[key], nodes)
         sizes.add_floats(gm)
-    return QuantizationReport(tuple(rows.values()), errors, *sizes.total())
+    return QuantizationReport((*rows.values(), *_never_run(prepared)), errors, *sizes.total())
+
+
+def _never_run(prepared: PreparedProgram) -> Iterator[QuantizationRow]:
+    """Return a row for each layer with a weight that no graph has: no batch has run it."""
+    model = model_of(prepared.program)
+    if model is None:
+        return
+    graphs = prepared.graph_modules
+    ran = {node.module_path for gm in graphs for node in graph(gm)}
+    read = {_place_of(value) for gm in graphs for value in _tensors_read(gm)}
+    for path, module in model.named_modules():
+        weights = [p for p in module.parameters(recurse=False) if p.is_floating_point()]
+        matrices = [weight for weight in weights if weight.dim() > 1]
+        if matrices and path not in ran and read.isdisjoint(map(_place_of, matrices)):
+            reason = "no batch has run it: calibrate with one that does, else it stays in float"
+            yield QuantizationRow(path, type(module).__name__, None, (), reason)
+
+
+def _tensors_read(gm: fx.GraphModule) -> Iterator[Tensor]:
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = find_attribute(gm, str(node.target))
+        if isinstance(value, Tensor):
+            yield value
 
 
 class _WeightSizes:

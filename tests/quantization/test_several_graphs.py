@@ -184,3 +184,72 @@ def test_options_of_a_captured_program_stay() -> None:
     for rows in (4, 5, 6):
         quantized(torch.randn(rows, 8))
     assert len(quantized.graphs) == 1
+
+
+def test_layers_that_no_batch_has_run_are_reported() -> None:
+    batches, model = _batches(), Branches().eval()
+    prepared = q.prepare(model, batches[0], q.int8_static())
+    q.calibrate(prepared, batches[:1])
+    quantized = q.convert(prepared)
+    *rows, unseen = q.report(quantized, prepared).rows
+    assert [row.is_quantized for row in rows] == [True] and not unseen.is_quantized
+    assert (unseen.node, unseen.operator) == ("small", "Linear") and "no batch" in unseen.reason
+    with pytest.warns(UserWarning, match="calibrate with such inputs"):
+        quantized(*batches[1])
+    assert q.report(quantized, prepared).rows[-1] == unseen
+    q.calibrate(prepared, batches)
+    assert "no batch" not in str(q.report(q.convert(prepared), prepared))
+
+
+class Functional(nn.Module):
+    """Weights whose modules are never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.read = nn.Linear(16, 16)
+        self.table = nn.Embedding(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention(x, x, x)[0]
+        return nn.functional.linear(x, self.read.weight) @ self.table.weight.T
+
+
+def test_weights_that_are_read_without_their_module_are_no_such_layers() -> None:
+    x = torch.rand(2, 3, 16)
+    for spec in (q.int8_static(), q.int8_weight_only()):
+        prepared = q.prepare(Functional().eval(), (x,), spec)
+        q.calibrate(prepared, [(x,)])
+        assert "no batch" not in str(q.report(q.convert(prepared), prepared))
+
+
+class Attending(nn.Module):
+    """Without gradients, torch computes its attention in one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.last = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.attention(x, x, x)[0])
+
+
+@pytest.mark.parametrize("converts", [True, False])
+@pytest.mark.parametrize("trains", [True, False])
+def test_what_gradients_change_in_a_graph_is_quantised_alike(trains: bool, converts: bool) -> None:
+    model, x = Attending(), torch.rand(2, 3, 16)
+    if trains:
+        prepared = q.prepare_qat(model, (x,), q.int8_static())
+        prepared(x).square().mean().backward()
+    else:
+        prepared = q.prepare(model.eval(), (x,), q.int8_static())
+        prepared(x)
+    with torch.set_grad_enabled(converts):
+        quantized: Any = q.convert(prepared)
+    for calls in (True, False):
+        with torch.set_grad_enabled(calls):
+            found = quantized(x)  # a warning would be an error
+            (linear,) = [n for n in quantized.graph_module.graph.nodes if n.name == "linear"]
+        assert "dequantize" in str(linear.args[0])
+        torch.testing.assert_close(found, model.eval()(x), atol=0.02, rtol=0)

@@ -111,6 +111,7 @@ class _Inserter:
         self.edit = edit
         self.options = options
         self.placed = placements(edit.gm, options.config)
+        options.places.note_operands(edit.gm, self.placed)
         self.nodes: dict[str, fx.Node] = {node.name: node for node in edit.graph.nodes}
         self.normed = normed_layers(edit.graph, self.placed)
         keys = {name: options.places.key_of(node) for name, node in self.nodes.items()}

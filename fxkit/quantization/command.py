@@ -79,6 +79,7 @@ def _quantize(options: argparse.Namespace, load: Loader) -> int:
         check_file(options.output)
     gm, args, kwargs = load(options.file)
     names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder")]
+    sizes = _sizes_that_vary(gm)
     batches = [_batch(path, names) for path in options.data] or [args or kwargs]
     if not batches[0]:
         raise UnsupportedError(
@@ -92,7 +93,7 @@ def _quantize(options: argparse.Namespace, load: Loader) -> int:
         quantized = convert(prepared)
         print(report(quantized, prepared, batches))
         if options.output is not None:
-            _write(quantized, args, kwargs, options.output)
+            _write(quantized, args, kwargs, sizes, options.output)
             print(f"\n{options.output}")
     return 0
 
@@ -128,8 +129,38 @@ def _batch(path: Path, names: list[str]) -> Batch:
     return tuple(found[name] for name in names)
 
 
-def _write(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Path) -> None:
+_Sizes = dict[str, dict[int, Any] | None]
+
+
+def _sizes_that_vary(gm: fx.GraphModule) -> _Sizes:
+    """Return by inputs which sizes of an exported program vary, within which bounds."""
+    found: _Sizes = {}
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        shape = value.shape if isinstance(value, torch.Tensor) else ()
+        varying = {axis: size for axis, size in enumerate(shape) if isinstance(size, torch.SymInt)}
+        dims = {axis: _dim(size) for axis, size in varying.items()}
+        found[str(node.target)] = dims or None
+    return found
+
+
+def _dim(size: torch.SymInt) -> Any:
+    """Return a size as `torch.export` takes it; it finds out what is computed of others."""
+    expression = size.node.expr
+    bounds = size.node.shape_env.var_to_range.get(expression)
+    if bounds is None:
+        return torch.export.Dim.AUTO
+    low, high = (int(end) if end.is_finite else None for end in (bounds.lower, bounds.upper))
+    return torch.export.Dim(str(expression), min=low, max=high)
+
+
+def _write(
+    program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: _Sizes, output: Path
+) -> None:
     written = io.BytesIO()
-    torch.export.save(torch.export.export(program, args, kwargs), written)
+    is_flat = len(sizes) == len(args) + len(kwargs)  # no input is a container of several
+    dims = sizes if is_flat and any(sizes.values()) else None
+    exported = torch.export.export(program, args, kwargs, dynamic_shapes=dims)
+    torch.export.save(exported, written)
     with writing(output):
         output.write_bytes(written.getvalue())

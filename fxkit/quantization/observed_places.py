@@ -48,8 +48,7 @@ class ObservedPlaces:
     def named_alike(self) -> ObservedPlaces:
         """Return places without observers where nodes have the same names as here."""
         other = ObservedPlaces()
-        other._first = self._first
-        other._operands = {mode: dict(known) for mode, known in self._operands.items()}
+        other._first, other._operands = self._first, self._operands
         return other
 
     def begin(self, gm: fx.GraphModule) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import fnmatch
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -12,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import fx, nn
 
-from fxkit.analysis.objects import graph
 from fxkit.analysis.tensor_types import infer_missing_types
 from fxkit.errors import UnsupportedError
 from fxkit.ir.op import is_check
@@ -28,8 +25,8 @@ from fxkit.quantization.observed_places import ObservedPlaces, new_observer, obs
 from fxkit.quantization.observers import RangeObserver
 from fxkit.quantization.open_attention import OpenAttention
 from fxkit.quantization.open_layers import OpenLayers
-from fxkit.quantization.operand_table import FAST_PATHS, OPERATORS
 from fxkit.quantization.placement import placements
+from fxkit.quantization.preparation_warnings import warn_of_what_stays
 from fxkit.quantization.quantization_choices import QuantizationChoices
 from fxkit.quantization.sharing import origins
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
@@ -224,8 +221,7 @@ def prepare(
     config = as_config(config)
     check_args(args)
     prepared = PreparedProgram(FloatGraph(model, args, kwargs), config)
-    _warn_of_fast_paths(prepared)
-    _warn_of_patterns(prepared)
+    warn_of_what_stays(prepared.graph_modules, config)
     return prepared
 
 
@@ -264,39 +260,6 @@ class FloatGraph:
     def __call__(self) -> Program:
         """Return a new graph of the model as it is now; raises what `graph_of` raises."""
         return graph_of(self.model, self.args, self.kwargs)
-
-
-def _warn_of_fast_paths(prepared: PreparedProgram) -> None:
-    """Warn of layers that torch computes in one call, which is not quantised."""
-    nodes = (node for gm in prepared.graph_modules for node in graph(gm))
-    found = [node.name for node in nodes if node.operator in FAST_PATHS]
-    if found:
-        warnings.warn(
-            f"expected linear layers to quantise, got {', '.join(found[:4])}: torch's fast path "
-            "for masked layers, which stays in float.\n  hint: torch.backends.mha."
-            "set_fastpath_enabled(False) before prepare or quantize lets torch call linear layers",
-            stacklevel=3,
-        )
-
-
-def _warn_of_patterns(prepared: PreparedProgram) -> None:
-    """Warn of modules and nodes in a config that fit no operator: they may be misspelt."""
-    nodes = [node for gm in prepared.graph_modules for node in graph(gm)]
-    paths = {node.module_path for node in nodes}
-    for pattern in prepared.config.by_module:
-        if not any(fnmatch.fnmatchcase(path, pattern) for path in paths):
-            known = ", ".join(sorted(path for path in paths if path)[:8])
-            _warn(f"by_module to name modules of the program, got {pattern!r}", known, "module")
-    can_be = {node.name for node in nodes if node.operator in OPERATORS}
-    for name in prepared.config.by_node:
-        if name not in can_be:
-            known = ", ".join(sorted(can_be)[:8])
-            _warn(f"by_node to name operators that can be quantised, got {name!r}", known, "node")
-
-
-def _warn(problem: str, known: str, kind: str) -> None:
-    ran = f"operators ran in {known or 'no module'}" if kind == "module" else f"there are {known}"
-    warnings.warn(f"expected {problem}, which fits none.\n  hint: {ran}", stacklevel=4)
 
 
 def as_config(config: QuantizationConfig | QuantizationSpec | None) -> QuantizationConfig:

@@ -134,19 +134,31 @@ class QuantizationSpec:
         weights: How weights are.
 
     Raises:
-        UnsupportedError: When activations are to be stored in floating point of fewer bits.
+        UnsupportedError: When activations are to be stored in floating point of fewer bits, or with
+            scales for channels or groups; when there is no spec of weights.
     """
 
     activations: TensorSpec | None
     weights: TensorSpec
 
     def __post_init__(self) -> None:
-        """Check that activations are integers, or stay."""
+        """Check that activations are integers of one scale or one a token, or stay."""
+        if not isinstance(self.weights, TensorSpec):
+            raise UnsupportedError(
+                f"expected a TensorSpec of weights, got {self.weights!r}",
+                hint="by_operator={F.linear: None} and by_module= leave operators in float",
+            )
         if isinstance(self.activations, TensorSpec) and self.activations.is_float:
             raise UnsupportedError(
                 f"expected activations that are stored as integers, or None, got "
                 f"{self.activations}",
                 hint="float8 and bfloat16 are storage of weights only: QuantizationSpec(None, ...)",
+            )
+        granularity = self.activations and self.activations.granularity
+        if granularity in ("per_channel", "per_group"):
+            raise UnsupportedError(
+                f"expected granularity of activations: per_tensor or per_token, got {granularity}",
+                hint="sums can't be scaled by what differs from term to term",
             )
 
 

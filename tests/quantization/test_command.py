@@ -51,6 +51,19 @@ def test_a_file_is_quantised_into_another(
     assert output.stat().st_size < 0.6 * saved.stat().st_size
 
 
+def test_sizes_that_vary_go_on_to_vary(tmp_path: Path, model: nn.Module) -> None:
+    sizes = ({0: torch.export.Dim("batch", min=1, max=512)},)
+    exported = torch.export.export(model, (torch.randn(16, 128),), dynamic_shapes=sizes)
+    torch.export.save(exported, tmp_path / "model.pt2")
+    output = tmp_path / "small.pt2"
+    assert main(["quantize", str(tmp_path / "model.pt2"), "-o", str(output)]) == 0
+    found = torch.export.load(output)
+    (bounds,) = found.range_constraints.values()
+    assert (int(bounds.lower), int(bounds.upper)) == (1, 512)
+    x = torch.randn(5, 128)
+    torch.testing.assert_close(found.module()(x), model(x), atol=0.1, rtol=0.1)
+
+
 def test_batches_of_files_calibrate(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = saved.with_name("batch.safetensors")
     save_file({"input": torch.full((4, 128), 3.0)}, data)

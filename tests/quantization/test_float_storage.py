@@ -18,6 +18,8 @@ from fxkit.quantization.backends import BACKENDS, BackendDescription
 from fxkit.quantization.stored_weight import StoredWeight
 
 E4M3, E5M2, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
+of_nothing = pytest.mark.filterwarnings("ignore:expected operators to quantise")
+
 SPECS = {
     "e4m3 per_channel": q.float8_weight_only(),
     "e5m2 per_channel": q.float8_weight_only(E5M2),
@@ -236,6 +238,7 @@ def test_exported_programs_keep_them(name: str, model: nn.Module) -> None:
             torch.testing.assert_close(compiled(*tokens()), gm(*tokens()))
 
 
+@of_nothing
 @EACH
 def test_what_is_stored_so_is_quantised_already(name: str, model: nn.Module) -> None:
     quantized = fxkit.quantize(model, SPECS[name], [tokens()])
@@ -259,6 +262,7 @@ def test_folding_leaves_weights_as_they_are_stored(name: str, model: nn.Module) 
     assert torch.equal(quantized(*tokens()), expected)
 
 
+@of_nothing
 def test_weights_without_a_shorter_form_stay() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)).eval()
     with torch.no_grad():
@@ -340,6 +344,7 @@ def test_descriptions_of_accelerators_take_none() -> None:
     assert any("multiplies no float, float" in note for note in result.records[0].notes)
 
 
+@of_nothing
 @pytest.mark.parametrize(
     "spec", [q.float8_weight_only(), q.int8_weight_only(), q.int8_static(), q.int4_weight_only(4)]
 )

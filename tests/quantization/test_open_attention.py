@@ -9,6 +9,8 @@ from torch import nn
 from fxkit import quantization as q
 from fxkit.quantization.preparation import graph_module_of
 
+of_nothing = pytest.mark.filterwarnings("ignore:expected operators to quantise")
+
 
 def _encoder(dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
@@ -82,6 +84,7 @@ class _Products(nn.Module):
         return torch.cat([result.reshape(-1) for result in results])
 
 
+@of_nothing
 def test_what_multiplies_and_stays_in_float_is_in_the_report_with_a_reason():
     x = torch.randn(3, 8)
     prepared = q.prepare(_Products().eval(), (x,), q.int8_static())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import fxkit
 from fxkit import quantization as q
 from fxkit.errors import FxkitError, UnsupportedError
 from fxkit.quantization.affine import signal_to_noise
+
+of_nothing = pytest.mark.filterwarnings("ignore:expected operators to quantise")
 
 SPECS = {
     "static": q.int8_static(),
@@ -130,6 +133,7 @@ def test_exported_graphs_read_their_weights_before_their_inputs() -> None:
         assert signal_to_noise(model(*data[0]), quantized(*data[0])) > 30
 
 
+@of_nothing
 def test_double_precision_stays_with_a_reason() -> None:
     model, x = nn.Linear(8, 4).double().eval(), torch.randn(3, 8).double()
     prepared = q.prepare(model, (x,), q.int8_static())
@@ -232,6 +236,7 @@ def test_half_precision_models_keep_their_type() -> None:
         assert signal_to_noise(expected, found) > 13
 
 
+@of_nothing
 def test_what_can_not_be_quantised_stays_and_says_why() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -258,6 +263,7 @@ def test_what_can_not_be_quantised_stays_and_says_why() -> None:
     assert reasons(q.int8_static()) == ["its weight is not finite", "config: spec"]
 
 
+@of_nothing
 def test_products_without_a_row_are_named_too() -> None:
     class Attending(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -371,6 +377,7 @@ def test_float_weights_that_nothing_reads_are_gone() -> None:
     torch.testing.assert_close(model(x), q.prepare(model, (x,), q.int8_static())(x))
 
 
+@of_nothing
 def test_what_is_quantised_already_stays() -> None:
     model, x = (
         nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval(),
@@ -493,3 +500,31 @@ def test_what_is_given_in_a_wrong_way_is_told() -> None:
     captured = q.decompose_attention(model, (x,))
     with pytest.raises(UnsupportedError, match=r"program\.graph_module"):
         q.prepare_qat(captured, (x,), q.int8_static())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: q.QuantizationSpec(None, None),  # type: ignore[arg-type]
+        lambda: q.QuantizationSpec(q.TensorSpec(granularity="per_channel"), q.TensorSpec()),
+        lambda: q.QuantizationSpec(
+            q.TensorSpec(granularity="per_group", group_size=4), q.TensorSpec()
+        ),
+    ],
+)
+def test_specs_that_nothing_computes_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(UnsupportedError, match="hint"):
+        make()
+
+
+def test_a_spec_that_quantises_nothing_warns_and_says_why() -> None:
+    model, x = nn.Linear(96, 8).eval(), torch.randn(2, 96)
+    with pytest.warns(UserWarning, match="operators to quantise, got none: .*128"):
+        q.quantize(model, q.int4_weight_only(), [(x,)])
+
+
+def test_zeros_of_relu_do_not_draw_the_range_of_entropy_to_them() -> None:
+    x, model = torch.randn(20000, 16).relu(), nn.Linear(16, 8).eval()
+    found = q.quantize(model, q.int8_static(observer="entropy"), [(x,)])
+    with torch.no_grad():
+        assert signal_to_noise(model(x[:500]), found(x[:500])) > 38

@@ -13,6 +13,8 @@ import fxkit
 from fxkit import quantization as q
 from fxkit.quantization.affine import signal_to_noise
 
+of_nothing = pytest.mark.filterwarnings("ignore:expected operators to quantise")
+
 _LAYERS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _OPERATORS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
@@ -59,6 +61,7 @@ def test_a_config_may_name_them(
     torch.testing.assert_close(compiled(*batches[0]), found)
 
 
+@of_nothing
 def test_they_stay_in_float_with_a_reason() -> None:
     model, batches = upsampler(2, 1), batches_of(2)
     prepared = q.prepare(model, batches[0], q.int8_static())

@@ -14,6 +14,8 @@ from fxkit import quantization as q
 from fxkit.lower.compiling import multiply_integers
 from fxkit.quantization.affine import signal_to_noise
 
+of_nothing = pytest.mark.filterwarnings("ignore:expected operators to quantise")
+
 
 class Products(nn.Module):
     """Multiplies as GPT-2's layers do, and by operators of Python."""
@@ -72,6 +74,7 @@ def test_a_bias_may_be_a_row(spec: str) -> None:
     assert row.is_quantized and row.operator == "aten.linear"
 
 
+@of_nothing
 def test_a_product_that_is_no_layer_is_told() -> None:
     weight = nn.Parameter(torch.randn(64, 32))
 

@@ -149,7 +149,8 @@ class LeastSquaresObserver(HistogramObserver):
 class EntropyObserver(HistogramObserver):
     """Chooses the range whose quantised distribution has the least relative entropy to the values'.
 
-    Source: "8-bit Inference with TensorRT", Migacz, GTC 2017.
+    Zeros, which any range holds exactly, are left out: ReLU makes so many that the range would
+    follow them. Source: "8-bit Inference with TensorRT", Migacz, GTC 2017.
     """
 
     label: ClassVar[str] = "entropy"
@@ -157,6 +158,7 @@ class EntropyObserver(HistogramObserver):
     def suggested(self) -> tuple[Tensor, Tensor]:
         """Try symmetric ranges that end at each thirty-second bin."""
         magnitudes = self.counts[BINS // 2 :] + self.counts[: BINS // 2].flip(0)
+        magnitudes[0] = magnitudes[0].clamp(max=magnitudes[1])
         levels = 2 ** (self.bits - 1)
         ends = range(levels, BINS // 2 + 1, 32)
         divergences = [_divergence(magnitudes, end, levels) for end in ends]

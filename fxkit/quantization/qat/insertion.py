@@ -112,6 +112,8 @@ class _Inserter:
         self.options = options
         self.placed = placements(edit.gm, options.config)
         options.places.note_operands(edit.gm, self.placed)
+        # Ranges were found without gradients.
+        self.others = options.places.keys_in_other_mode(edit.gm, self.placed)
         self.nodes: dict[str, fx.Node] = {node.name: node for node in edit.graph.nodes}
         self.normed = normed_layers(edit.graph, self.placed)
         keys = {name: options.places.key_of(node) for name, node in self.nodes.items()}
@@ -155,7 +157,8 @@ class _Inserter:
 
         def make() -> FakeQuantizer:
             is_dynamic, options = operand.spec.is_dynamic, self.options.options
-            first = self.options.ranges.get(name)
+            ranges = self.options.ranges
+            first = ranges.get(name) or ranges.get(self.others.get(name, name))
             is_new = first is None and not is_dynamic
             if is_new and options.learns_steps:
                 raise UnsupportedError(

@@ -109,7 +109,7 @@ class QatProgram(nn.Module):
             for batch in batches:
                 call_with(prepared, batch)
         specs = prepared.places.specs
-        seen = {name: one.value_range() for name, one in prepared.observers.items()}
+        seen = {name: one.value_range() for name, one in prepared.observers.items() if one.count}
         return {n: parameters_of(one.low, one.high, specs[n]) for n, one in seen.items()}
 
     def _in_float(self) -> Callable[[], Program]:

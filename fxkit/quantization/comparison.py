@@ -17,7 +17,13 @@ from fxkit.ir.text_table import table
 from fxkit.passes.properties import is_dequantised
 from fxkit.quantization.affine import decibels
 from fxkit.quantization.batches import Batch, arguments_of, call_with, checked_batches
-from fxkit.quantization.preparation import PreparedProgram, Program, graph_module_of
+from fxkit.quantization.preparation import (
+    PreparedProgram,
+    Program,
+    buffers_kept,
+    graph_module_of,
+    model_of,
+)
 from fxkit.tracing.captured import Captured
 
 _NAMESPACE = "quantized_decomposed."
@@ -110,7 +116,7 @@ def compare(
     found: dict[fx.Node, _Noise] = {}
     operators: dict[fx.Node, GraphNode] = {}
     batch = None
-    with torch.no_grad():
+    with torch.no_grad(), buffers_kept(model_of(program)):
         for batch in checked_batches(batches):
             before, after = _graph_for(program, batch), _graph_for(quantized, batch)
             floats = {node.name: node for node in before.graph.nodes}

@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from fxkit.errors import UnsupportedError
 from fxkit.ir.attributes import find_attribute
+from fxkit.ir.provenance import module_stack
 from fxkit.ir.session import EditSession
 from fxkit.ir.types import TensorType, type_of
 from fxkit.lower.compiling.stored_nibbles import unpack_calls
@@ -88,9 +89,21 @@ class QuantizeOperands(Pass):
             warnings.warn(
                 f"expected activations that calibration has met, got new ones at {nodes}: they "
                 "stay in float, in a graph that was captured for other inputs.\n"
-                "  hint: calibrate with such inputs, too",
+                f"  hint: {_how_to_meet(converter)}",
                 stacklevel=2,
             )
+
+
+def _how_to_meet(converter: _Converter) -> str:
+    """Say how calibration meets what it has not: torch may have computed it in one call there."""
+    kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+    around = [kind for n in converter.unseen for _, kind in module_stack(converter.nodes[n])]
+    if any(isinstance(kind, type) and issubclass(kind, kinds) for kind in around):
+        return (
+            "torch.backends.mha.set_fastpath_enabled(False) from prepare on, so that attention is "
+            "computed by the same layers with gradients and without; or calibrate with such inputs"
+        )
+    return "calibrate with such inputs, too"
 
 
 class _Converter:

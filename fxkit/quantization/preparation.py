@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -225,6 +226,22 @@ def prepare(
     return prepared
 
 
+@contextlib.contextmanager
+def buffers_kept(model: Any) -> Iterator[None]:
+    """Put the content of a model's buffers back that is written meanwhile."""
+    fn = model.fn if isinstance(model, Captured) else model
+    fn = getattr(fn, "__self__", fn)
+    buffers = list(fn.buffers()) if isinstance(fn, nn.Module) else []
+    before = [(buffer, buffer._version, buffer.clone()) for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, version, content in before:
+                if buffer._version != version:
+                    buffer.copy_(content)
+
+
 def check_args(args: object) -> None:
     """Check that example inputs are positional ones.
 
@@ -258,8 +275,12 @@ class FloatGraph:
     kwargs: Mapping[str, Any] | None
 
     def __call__(self) -> Program:
-        """Return a new graph of the model as it is now; raises what `graph_of` raises."""
-        return graph_of(self.model, self.args, self.kwargs)
+        """Return a new graph of the model as it is now; raises what `graph_of` raises.
+
+        The model is run for that; its buffers stay as they are.
+        """
+        with buffers_kept(self.model):
+            return graph_of(self.model, self.args, self.kwargs)
 
 
 def as_config(config: QuantizationConfig | QuantizationSpec | None) -> QuantizationConfig:
@@ -370,6 +391,6 @@ def apply(program: Program, *passes: Pass) -> Program:
 
 def model_of(program: Program) -> nn.Module | None:
     """Return the module that a program was captured from, or whose method; None of others."""
-    fn = None if isinstance(program, fx.GraphModule) else program.fn
+    fn = program.fn if isinstance(program, Captured) else None
     fn = getattr(fn, "__self__", fn)
     return fn if isinstance(fn, nn.Module) else None

@@ -22,21 +22,22 @@ def warn_of_what_stays(graph_modules: Sequence[fx.GraphModule], config: Quantiza
         config: What is to be quantised in them.
     """
     nodes = [node for gm in graph_modules for node in graph(gm)]
-    _warn_of_fast_paths(nodes)
     _warn_of_patterns(nodes, config)
-    _warn_of_nothing(graph_modules, config)
+    if any(node.operator in FAST_PATHS for node in nodes):
+        _warn_of_fast_paths(nodes)
+    else:
+        _warn_of_nothing(graph_modules, config)
 
 
 def _warn_of_fast_paths(nodes: Sequence[GraphNode]) -> None:
     """Warn of layers that torch computes in one call, which is not quantised."""
     found = [node.name for node in nodes if node.operator in FAST_PATHS]
-    if found:
-        _warn(
-            f"linear layers to quantise, got {', '.join(found[:4])}: torch's fast path for masked "
-            "layers, which stays in float",
-            "torch.backends.mha.set_fastpath_enabled(False) before prepare or quantize lets torch "
-            "call linear layers",
-        )
+    _warn(
+        f"linear layers to quantise, got {', '.join(found[:4])}: torch's fast path for masked "
+        "layers, which stays in float",
+        "torch.backends.mha.set_fastpath_enabled(False) before prepare or quantize lets torch "
+        "call linear layers",
+    )
 
 
 def _warn_of_patterns(nodes: Sequence[GraphNode], config: QuantizationConfig) -> None:
@@ -64,11 +65,10 @@ def _warn_of_nothing(graph_modules: Sequence[fx.GraphModule], config: Quantizati
     if config.spec is None or config.state or config.where is not None:
         return
     decided = [one for gm in graph_modules for one in placements(gm, config)]
-    if any(one.is_quantized for one in decided):
-        return
-    reasons = dict.fromkeys(one.reason for one in decided)
-    why = "; ".join(list(reasons)[:3]) or "the program has none that can be"
-    _warn(f"operators to quantise, got none: {why}", "another spec, or another part of the model")
+    reasons = list(dict.fromkeys(one.reason for one in decided))
+    if reasons and not any(one.is_quantized for one in decided):
+        problem = f"operators to quantise, got none: {'; '.join(reasons[:3])}"
+        _warn(problem, "another spec, or another part of the model")
 
 
 def _warn(problem: str, hint: str) -> None:

@@ -16,7 +16,12 @@ from fxkit.ir.text_table import table
 from fxkit.quantization.affine import parameters_of, signal_to_noise
 from fxkit.quantization.batches import Batch, call_with, checked_batches
 from fxkit.quantization.placement import QuantizedOperator, placements
-from fxkit.quantization.preparation import PreparedProgram, as_prepared, model_of
+from fxkit.quantization.preparation import (
+    PreparedProgram,
+    as_prepared,
+    buffers_kept,
+    model_of,
+)
 from fxkit.quantization.sharing import makers
 from fxkit.torch_adapters import pytree
 
@@ -181,7 +186,7 @@ def _errors(
     exact: list[list[Tensor]] = []
     found: list[list[Tensor]] = []
     fresh = prepared.remake()
-    with torch.no_grad():
+    with torch.no_grad(), buffers_kept(model_of(prepared.program)):
         for batch in checked_batches(batches):
             exact.append(_float_tensors(call_with(fresh, batch)))
             found.append(_float_tensors(call_with(quantized, batch)))

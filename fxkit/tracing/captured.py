@@ -355,7 +355,9 @@ class Captured(CapturedGraphs):
     ) -> Attempt:
         """Record a call, and keep its graph; `changed` is why none that was kept holds for it."""
         invocation = Invocation(self.fn, args, kwargs, call, self._recaptures.learned, earlier)
-        attempt = self._recaptures.record(invocation, self._finish)
+        attempt = self._recaptures.record(
+            invocation, self._finish, keeps_parameters=self.is_altered
+        )
         self._failure = attempt.failure
         self._last_ran_in_python = attempt.guarded is None
         if attempt.guarded is not None:

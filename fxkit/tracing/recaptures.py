@@ -76,12 +76,14 @@ class Recaptures:
             has_backend=has_backend,
         )
 
-    def record(self, invocation: Invocation, finish: Finish) -> Attempt:
+    def record(self, invocation: Invocation, finish: Finish, *, keeps_parameters: bool) -> Attempt:
         """Run the program, and return its finished graph: one for more calls if there is one.
 
         Args:
             invocation: The call.
             finish: Makes what is to be run of a graph.
+            keeps_parameters: Whether parameters that others have taken the place of stay attributes
+                of the graph, where what changes the graph finds them, instead of inputs.
 
         Raises:
             FxkitError: When the graph for this call alone can't be finished; what the run has
@@ -89,7 +91,8 @@ class Recaptures:
         """
         call, learned = invocation.call, invocation.learned
         for entry in self._cache.entries:
-            learned.replaced.update(replaced_tensors(entry.guards))
+            found = replaced_tensors(entry.guards, parameters=not keeps_parameters)
+            learned.replaced.update(found)
         inputs = self._generalisation.open_inputs(call, is_first=not self._has_captured)
         attempt = record(invocation)
         is_first = not self._cache.entries

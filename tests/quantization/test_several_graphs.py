@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import fxkit
 from fxkit import quantization as q
 from fxkit.errors import CaptureError, FxkitError, UnsupportedError
+from fxkit.quantization.affine import signal_to_noise
 
 
 class Branches(nn.Module):
@@ -253,3 +254,68 @@ def test_what_gradients_change_in_a_graph_is_quantised_alike(trains: bool, conve
             (linear,) = [n for n in quantized.graph_module.graph.nodes if n.name == "linear"]
         assert "dequantize" in str(linear.args[0])
         torch.testing.assert_close(found, model.eval()(x), atol=0.02, rtol=0)
+
+
+class Masked(nn.Module):
+    """Of a mask, torch's one call computes what fxkit does not take apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return self.attention(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
+
+
+def _masked() -> tuple[Tensor, Tensor]:
+    return torch.randn(2, 6, 16), torch.tensor([[0, 0, 0, 0, 1, 1]] * 2).bool()
+
+
+def test_ranges_of_masked_attention_begin_with_the_first_batch_of_training() -> None:
+    torch.manual_seed(0)
+    model, args = Masked(), _masked()
+    trained = q.prepare_qat(model, args, q.int8_static())
+    found, exact = trained(*args).detach(), model(*args).detach()
+    assert signal_to_noise(exact, found) > 25
+
+
+def test_a_graph_where_torch_computes_attention_in_one_call_is_told_of() -> None:
+    model, args = Masked().eval(), _masked()
+    with pytest.warns(UserWarning, match="(?s)fast path.*set_fastpath_enabled"):
+        prepared = q.prepare(model, args, q.int8_dynamic())
+    assert all(not row.is_quantized for row in q.report(q.convert(prepared), prepared).rows[:1])
+
+
+def test_parameters_that_are_replaced_are_quantised_at_the_next_call() -> None:
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval(), torch.randn(4, 16)
+    quantized: Any = q.quantize(model, q.int8_static(), [(x,)])
+    quantized(x)
+    model[0].weight = nn.Parameter(model[0].weight.detach() * 1.5)
+    found = quantized(x)
+    assert "dequantize_per_channel" in str(quantized.graph_module.graph)
+    torch.testing.assert_close(quantized.graph_module(x), found)
+    torch.testing.assert_close(fxkit.compile(quantized)(x), found)
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x)
+
+
+def test_only_calls_write_buffers() -> None:
+    model, x = Counting().eval(), torch.randn(4, 8)
+    prepared = q.prepare(model, (x,), q.int8_static())
+    assert int(model.calls) == 0
+    q.calibrate(prepared, [(x,)] * 3)
+    assert int(model.calls) == 3
+    quantized = q.convert(prepared)
+    q.report(quantized, prepared, [(x,)])
+    assert int(model.calls) == 3

@@ -253,13 +253,19 @@ def _key(place: ValueSource) -> tuple[int, Any]:
     return id(holder), place.key
 
 
-def replaced_tensors(guards: Iterable[g.Guard]) -> Iterable[tuple[int, Any]]:
-    """Iterate over the places, as `Learned.replaced` has them, where another tensor lies now."""
+def replaced_tensors(guards: Iterable[g.Guard], *, parameters: bool) -> Iterable[tuple[int, Any]]:
+    """Iterate over the places, as `Learned.replaced` has them, where another tensor lies now.
+
+    Args:
+        guards: Those of a graph.
+        parameters: Whether they count where the tensor is a parameter.
+    """
     for guard in guards:
         found = guard.holder.difference() if isinstance(guard, StateGuard) else None
         if found is None or not isinstance(guard, StateGuard):
             continue
         key, before, now = found
         was_tensor = isinstance(before, (torch.Tensor, TensorType))
-        if was_tensor and isinstance(now, torch.Tensor):
+        is_wanted = parameters or not isinstance(now, torch.nn.Parameter)
+        if was_tensor and isinstance(now, torch.Tensor) and is_wanted:
             yield id(guard.holder.value), key

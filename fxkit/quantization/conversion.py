@@ -42,6 +42,9 @@ from fxkit.quantization.stored_layers import stored_path
 from fxkit.quantization.stored_weight import StoredWeight
 from fxkit.torch_adapters.quantized_operators import quantized_operators
 
+# Torch computes these in one call where no gradient is asked for.
+_WITH_FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
 
 @dataclass(frozen=True)
 class QuantizeOperands(Pass):
@@ -96,9 +99,8 @@ class QuantizeOperands(Pass):
 
 def _how_to_meet(converter: _Converter) -> str:
     """Say how calibration meets what it has not: torch may have computed it in one call there."""
-    kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
     around = [kind for n in converter.unseen for _, kind in module_stack(converter.nodes[n])]
-    if any(isinstance(kind, type) and issubclass(kind, kinds) for kind in around):
+    if any(isinstance(kind, type) and issubclass(kind, _WITH_FAST_PATHS) for kind in around):
         return (
             "torch.backends.mha.set_fastpath_enabled(False) from prepare on, so that attention is "
             "computed by the same layers with gradients and without; or calibrate with such inputs"
@@ -348,5 +350,4 @@ def _add_other_mode(
 def _has_fast_paths(program: Program) -> bool:
     """Tell whether a model has layers that torch computes in one call when no gradient is asked."""
     model = model_of(program)
-    kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-    return model is not None and any(isinstance(one, kinds) for one in model.modules())
+    return model is not None and any(isinstance(one, _WITH_FAST_PATHS) for one in model.modules())

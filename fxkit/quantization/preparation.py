@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from fxkit.analysis.tensor_types import infer_missing_types
 from fxkit.errors import UnsupportedError
@@ -232,7 +233,8 @@ def buffers_kept(model: Any) -> Iterator[None]:
     fn = model.fn if isinstance(model, Captured) else model
     fn = getattr(fn, "__self__", fn)
     buffers = list(fn.buffers()) if isinstance(fn, nn.Module) else []
-    before = [(buffer, buffer._version, buffer.clone()) for buffer in buffers]
+    tracked = [one for one in buffers if not (one.is_inference() or is_lazy(one))]
+    before = [(buffer, buffer._version, buffer.clone()) for buffer in tracked]
     try:
         yield
     finally:

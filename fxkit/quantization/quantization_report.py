@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from fxkit.analysis.objects import graph
 from fxkit.errors import UnsupportedError
@@ -125,8 +125,8 @@ def _never_run(prepared: PreparedProgram) -> Iterator[QuantizationRow]:
     ran = {node.module_path for gm in graphs for node in graph(gm)}
     read = {_place_of(value) for gm in graphs for value in _tensors_read(gm)}
     for path, module in model.named_modules():
-        weights = [p for p in module.parameters(recurse=False) if p.is_floating_point()]
-        matrices = [weight for weight in weights if weight.dim() > 1]
+        weights = [p for p in module.parameters(recurse=False) if _lies_in_memory(p)]
+        matrices = [p for p in weights if p.is_floating_point() and p.dim() > 1]
         if matrices and path not in ran and read.isdisjoint(map(_place_of, matrices)):
             reason = "no batch has run it: calibrate with one that does, else it stays in float"
             yield QuantizationRow(path, type(module).__name__, None, (), reason)
@@ -135,8 +135,13 @@ def _never_run(prepared: PreparedProgram) -> Iterator[QuantizationRow]:
 def _tensors_read(gm: fx.GraphModule) -> Iterator[Tensor]:
     for node in gm.graph.find_nodes(op="get_attr"):
         value = find_attribute(gm, str(node.target))
-        if isinstance(value, Tensor):
+        if _lies_in_memory(value):
             yield value
+
+
+def _lies_in_memory(value: Any) -> bool:
+    """Tell whether something is a tensor with an address, and none of a subclass's own kind."""
+    return type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
 
 
 class _WeightSizes:

@@ -319,3 +319,20 @@ def test_only_calls_write_buffers() -> None:
     quantized = q.convert(prepared)
     q.report(quantized, prepared, [(x,)])
     assert int(model.calls) == 3
+
+
+def test_buffers_without_a_version_are_left_alone() -> None:
+    with torch.inference_mode():
+        model = nn.BatchNorm1d(8).eval()
+    whole, x = nn.Sequential(nn.Linear(8, 8), model).eval(), torch.randn(4, 8)
+    with torch.no_grad():
+        assert q.quantize(whole, q.int8_static(), [(x,)])(x).shape == (4, 8)
+
+
+def test_parameters_without_an_address_are_none_that_no_batch_has_run() -> None:
+    model = nn.Linear(8, 8).eval()
+    model.extra = nn.Module()
+    model.extra.weight = nn.Parameter(torch.eye(4).to_sparse(), requires_grad=False)
+    prepared, x = q.prepare(model, (torch.randn(2, 8),), q.int8_static()), torch.randn(2, 8)
+    q.calibrate(prepared, [(x,)])
+    assert len(q.report(q.convert(prepared), prepared).rows) == 1

@@ -34,6 +34,7 @@ from fxkit.quantization.sharing import origins
 from fxkit.quantization.specs import QuantizationSpec, TensorSpec
 from fxkit.quantization.state_values import state_groups, state_values
 from fxkit.quantization.weight_products import CallLinear
+from fxkit.torch_adapters.tensors import version_counter_of
 from fxkit.tracing.capture_modes import capture
 from fxkit.tracing.captured import Captured
 from fxkit.tracing.recaptures import capture_error
@@ -234,13 +235,13 @@ def buffers_kept(model: Any) -> Iterator[None]:
     fn = getattr(fn, "__self__", fn)
     buffers = list(fn.buffers()) if isinstance(fn, nn.Module) else []
     tracked = [one for one in buffers if not (one.is_inference() or is_lazy(one))]
-    before = [(buffer, buffer._version, buffer.clone()) for buffer in tracked]
+    before = [(buffer, version_counter_of(buffer), buffer.clone()) for buffer in tracked]
     try:
         yield
     finally:
         with torch.no_grad():
             for buffer, version, content in before:
-                if buffer._version != version:
+                if version_counter_of(buffer) != version:
                     buffer.copy_(content)
 
 

@@ -25,7 +25,7 @@ from tests.sampling import examples
 needs_unit = pytest.mark.skipif(
     not matrix_unit.is_available(), reason="the processor multiplies no matrices of bfloat16"
 )
-SPLIT = "(matrices, threads, finish);"
+SPLIT = "(matrices, threads, epilogue);"
 
 
 @pytest.fixture

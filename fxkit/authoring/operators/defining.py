@@ -27,7 +27,7 @@ class Options:
         name: The operator's name; that of the function when left out.
         namespace: The namespace of `torch.ops` that has it.
         tolerance: Largest difference of a kernel from torch's composition of the same operations,
-            in epsilons of the result's dtype, relative to max(1, |result|).
+            in epsilons of the result's dtype, relative to `max(1, abs(result))`.
         gradient: A function that is read in the place of the derivative: it takes the gradient of
             each result, then what the operator takes, and returns the gradient of each tensor.
         check_gradient: Whether it is compared with differences of the operator; not so for one that

@@ -334,7 +334,8 @@ class Tape:
         if not same_random_states(random_states(), self._progress.random):
             raise Refusal(
                 "torch's random state changes between two torch calls",
-                "seed the generators before calling the program",
+                "seed the generators before calling the program; where another thread draws "
+                "numbers meanwhile, call the program with each kind of inputs before it does",
             )
 
     def _note_random(self) -> None:

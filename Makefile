@@ -98,9 +98,9 @@ test-install: $(READY)
 
 # Each level with torch's own kernels at that level too: eager is what errors are held to.
 LEVELS := from fxkit import cpu_info; print(*cpu_info.known_levels())
-LEVEL_TESTS := $(addprefix tests/lower/codegen/cpp/,test_row_sums.py test_vector_math.py test_rows.py \
-	test_columns.py test_summing.py test_tiles.py test_packed_bfloat16.py \
-	test_float16_bit_copies.py test_lane_loops.py) \
+LEVEL_TESTS := $(addprefix tests/lower/codegen/cpp/,test_vector_math.py test_rows.py test_summing.py) \
+	$(addprefix tests/lower/scheduling/cpu/,test_row_sums.py test_vectorise_across_rows.py \
+	test_tile_crossing_axes.py test_pack_bfloat16.py test_float16_bit_copies.py test_lane_loops.py) \
 	tests/lower/families/test_integer_products.py tests/lower/families/test_int4_products.py
 TORCH_AT_baseline := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
 TORCH_AT_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2

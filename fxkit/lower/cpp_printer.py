@@ -6,22 +6,44 @@ Rows are divided among threads; along a row the compiler makes vector code of pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fxkit.lower.codegen.cpp.columns import ColumnPrinter
-from fxkit.lower.codegen.cpp.flattened_rows import FlattenedRowsPrinter, flattened_rows
+from fxkit.lower.codegen.cpp.flattened_rows import FlattenedRowsPrinter
 from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter
-from fxkit.lower.codegen.cpp.loop_form import with_loops
-from fxkit.lower.codegen.cpp.packed_bfloat16 import PackedBfloat16Printer, is_packed_bfloat16
+from fxkit.lower.codegen.cpp.packed_bfloat16 import PackedBfloat16Printer
 from fxkit.lower.codegen.cpp.preamble import preamble_parts
 from fxkit.lower.codegen.cpp.rows import RowPrinter
 from fxkit.lower.codegen.cpp.summing import SummingPrinter
-from fxkit.lower.codegen.cpp.tiles import TilePrinter, crossing_axis
-from fxkit.lower.codegen.cpp.transposed_tiles import TransposedTilesPrinter, is_transposed
+from fxkit.lower.codegen.cpp.tiles import TilePrinter
+from fxkit.lower.codegen.cpp.transposed_tiles import TransposedTilesPrinter
 from fxkit.lower.codegen.cpp.used_definitions import used_definitions
-from fxkit.lower.families.family import WholePrinter, printer_of, texts_below
+from fxkit.lower.families.family import printer_of, texts_below
 from fxkit.lower.loop_ir.loop_ir import Kernel
-from fxkit.lower.scheduling.axis_order import runs_down_columns
+from fxkit.lower.scheduling.cpu.cpu_schedule import (
+    AcrossRows,
+    AcrossTransposedRows,
+    AlongFlattenedRows,
+    AlongPackedRows,
+    AlongRows,
+    AlongSummedRows,
+    CpuSchedule,
+    InCrossingTiles,
+    Traversal,
+)
+from fxkit.lower.scheduling.pipelines import cpu_schedule
+from fxkit.lower.scheduling.row_sweeps import plan_sweeps
+
+# What prints a kernel whose points are computed in an order.
+_PRINTERS: dict[type[Traversal], Callable[[CpuSchedule, str], KernelPrinter]] = {
+    AlongRows: RowPrinter,
+    AlongSummedRows: SummingPrinter,
+    AlongPackedRows: PackedBfloat16Printer,
+    AlongFlattenedRows: FlattenedRowsPrinter,
+    AcrossRows: ColumnPrinter,
+    AcrossTransposedRows: TransposedTilesPrinter,
+    InCrossingTiles: TilePrinter,
+}
 
 
 def print_unit(kernels: Mapping[str, Kernel], glibc: tuple[int, int] | None) -> str:
@@ -39,33 +61,17 @@ def print_unit(kernels: Mapping[str, Kernel], glibc: tuple[int, int] | None) -> 
 
 def print_kernel(kernel: Kernel, name: str) -> str:
     """Return the text of one kernel."""
-    return kernel_printer(kernel, name).text()
+    whole = printer_of(kernel)
+    if whole is not None:
+        return whole(kernel, name).text()
+    schedule = cpu_schedule(kernel)
+    return _PRINTERS[type(schedule.traversal)](schedule, name).text()
 
 
 def show_schedule(kernel: Kernel) -> str:
-    """Say in which form a kernel is computed, and what each sweep over a row does."""
-    printer = kernel_printer(kernel, "kernel")
-    form = (type(printer).__doc__ or "").partition("\n")[0]
-    head = f"{type(printer).__name__}: {form}"
-    return f"{head}\n{printer.schedule}" if isinstance(printer, KernelPrinter) else head
-
-
-def kernel_printer(kernel: Kernel, name: str) -> KernelPrinter | WholePrinter:
-    """Return what prints a kernel: it stands for the form that the kernel is computed in."""
+    """Say how a kernel is computed on a CPU, and what each sweep over a row does."""
     whole = printer_of(kernel)
-    if whole is not None:
-        return whole(kernel, name)
-    if kernel.has_sums:
-        return SummingPrinter(kernel, name)
-    kernel = with_loops(kernel)
-    if crossing_axis(kernel) is not None:
-        return TilePrinter(kernel, name)
-    joined = flattened_rows(kernel)
-    if joined is not None:
-        return FlattenedRowsPrinter(joined, name)
-    if runs_down_columns(kernel):
-        return ColumnPrinter(kernel, name)
-    if is_transposed(kernel):
-        return TransposedTilesPrinter(kernel, name)
-    printer = PackedBfloat16Printer if is_packed_bfloat16(kernel) else RowPrinter
-    return printer(kernel, name)
+    if whole is None:
+        return str(cpu_schedule(kernel))
+    form = (whole.__doc__ or "").partition("\n")[0]
+    return f"{whole.__name__}: {form}\n{plan_sweeps(kernel)}"

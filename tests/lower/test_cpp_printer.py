@@ -15,7 +15,7 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower import to_cpp
 from fxkit.lower.compiling.plan import make_plan
 from fxkit.lower.fusion.partitioner import partition
-from fxkit.lower.scheduling.row_sweeps import schedule
+from fxkit.lower.scheduling.row_sweeps import plan_sweeps
 from tests.lower.kernels import body, compiled_for, kernel_of, text_of
 
 
@@ -81,7 +81,7 @@ def test_broadcasting_is_a_stride_of_nought() -> None:
 
 
 def test_softmax_takes_three_passes_and_keeps_the_powers() -> None:
-    plan = schedule(kernel_of(lambda x: F.softmax(x, -1), torch.randn(4, 100)))
+    plan = plan_sweeps(kernel_of(lambda x: F.softmax(x, -1), torch.randn(4, 100)))
     assert [len(p.reductions) for p in plan.sweeps] == [1, 1, 0]
     assert plan.buffers == (3,)
     assert plan.sweeps[2].buffered == (3,)
@@ -89,14 +89,14 @@ def test_softmax_takes_three_passes_and_keeps_the_powers() -> None:
 
 
 def test_rows_too_long_for_the_cache_are_computed_again() -> None:
-    plan = schedule(kernel_of(lambda x: F.softmax(x, -1), torch.randn(1, 100_000)))
+    plan = plan_sweeps(kernel_of(lambda x: F.softmax(x, -1), torch.randn(1, 100_000)))
     assert plan.buffers == ()
     assert plan.sweeps[2].buffered == ()
     assert 3 in plan.sweeps[2].values
 
 
 def test_a_load_is_not_buffered() -> None:
-    plan = schedule(kernel_of(lambda x: x - x.mean(-1, keepdim=True), torch.randn(4, 100)))
+    plan = plan_sweeps(kernel_of(lambda x: x - x.mean(-1, keepdim=True), torch.randn(4, 100)))
     assert plan.buffers == ()
 
 

@@ -23,7 +23,7 @@ from fxkit.lower.codegen.cpp.preamble import preamble
 from fxkit.lower.fusion.emit import Emitted
 from fxkit.lower.loop_ir.index import row_major
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
-from fxkit.lower.scheduling.row_sweeps import RowSweep, schedule
+from fxkit.lower.scheduling.row_sweeps import RowSweep, plan_sweeps
 
 HOOK = "epilogue"
 """The name of the parameter."""
@@ -109,7 +109,7 @@ class _EpiloguePrinter(KernelPrinter):
     """Writes what a kernel computes at one point as a function of one of the numbers it reads."""
 
     def __init__(self, kernel: Kernel, buffer: int) -> None:
-        super().__init__(kernel, FUNCTION, schedule(kernel))
+        super().__init__(kernel, FUNCTION, plan_sweeps(kernel))
         self._buffer = buffer
         self._is_lone = True
 

@@ -16,17 +16,17 @@ from fxkit.authoring.operators.definition import Definition
 from fxkit.authoring.operators.kernel_form import kernel_for, types_of_results
 from fxkit.ir.types import TensorType
 from fxkit.lower.building.build import Library
-from fxkit.lower.codegen.cpp.runtime_parameters import (
+from fxkit.lower.compiling.kernel_builds import build_kernels
+from fxkit.lower.cpp_printer import print_kernel
+from fxkit.lower.loop_ir.bits import Number
+from fxkit.lower.loop_ir.loop_ir import SUPPORTED, Kernel, Unfusable
+from fxkit.lower.loop_ir.runtime_parameters import (
     fully_parametrised,
     is_runtime,
     packed_parameters,
     parametrised,
     split_parameters,
 )
-from fxkit.lower.compiling.kernel_builds import build_kernels
-from fxkit.lower.cpp_printer import print_kernel
-from fxkit.lower.loop_ir.bits import Number
-from fxkit.lower.loop_ir.loop_ir import SUPPORTED, Kernel, Unfusable
 from fxkit.lower.runtime import binding
 from fxkit.lower.runtime.kernel_call import KernelCall
 from fxkit.lower.runtime.type_specs import is_plain, spec_of

@@ -32,15 +32,15 @@ from fxkit.authoring.operators.primitives import (
     value_of,
 )
 from fxkit.authoring.operators.terms import CONST, NUMBER, OPERAND, ROW, Term, in_order
-from fxkit.lower.codegen.cpp.runtime_parameters import (
+from fxkit.lower.loop_ir.bits import Bits, Number
+from fxkit.lower.loop_ir.builder import Builder, Ref, round_number
+from fxkit.lower.loop_ir.loop_ir import Instruction, register_of
+from fxkit.lower.loop_ir.runtime_parameters import (
     RuntimeFloat,
     RuntimeInt,
     RuntimeValue,
     is_runtime,
 )
-from fxkit.lower.loop_ir.bits import Bits, Number
-from fxkit.lower.loop_ir.builder import Builder, Ref, round_number
-from fxkit.lower.loop_ir.loop_ir import Instruction, register_of
 
 Value = TypeVar("Value")
 

@@ -14,7 +14,8 @@ import torch
 
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.kept_times import times_path
-from fxkit.lower.codegen.cpp.non_temporal_stores import LEAST_BYTES, LINE_BYTES, ROOM, STREAMS
+from fxkit.lower.codegen.cpp.non_temporal_stores import STREAMS
+from fxkit.lower.scheduling.cpu.stream_stores import LEAST_BYTES, LINE_BYTES, ROOM
 
 # Larger results are taken for such as these.
 _MOST_BYTES = 1 << 25

@@ -34,7 +34,7 @@ from fxkit.lower.compiling.whole_operators import Choosing
 from fxkit.lower.fusion.group import FusionGroup
 from fxkit.lower.fusion.policy import Policy
 from fxkit.lower.loop_ir.loop_ir import Kernel
-from fxkit.lower.scheduling import choose_thread_mapping
+from fxkit.lower.scheduling.gpu import choose_thread_mapping
 from fxkit.passes.base import Pass
 from fxkit.passes.manager.instruments import Instrument
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from fxkit.lower.building.build import Library
-from fxkit.lower.codegen.cpp.runtime_parameters import (
-    packed_parameters,
-    parametrised,
-    split_parameters,
-)
 from fxkit.lower.compiling.kernel_builds import BuiltKernels, build_kernels
 from fxkit.lower.compiling.varying_sizes import VaryingSizes
 from fxkit.lower.cpp_printer import print_kernel
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.loop_ir.runtime_parameters import (
+    packed_parameters,
+    parametrised,
+    split_parameters,
+)
 
 # So short rows take several times as long where their length is not known to the compiler; with so
 # many points that is worth a build for each length.

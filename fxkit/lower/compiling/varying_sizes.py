@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from fxkit.lower.codegen.cpp.runtime_parameters import bits_of
+from fxkit.lower.loop_ir.runtime_parameters import bits_of
 
 
 class VaryingSizes:

@@ -20,7 +20,7 @@ from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.fusion.emit import Emitted
 from fxkit.lower.loop_ir.loop_ir import Kernel
-from fxkit.lower.scheduling.row_sweeps import schedule
+from fxkit.lower.scheduling.row_sweeps import plan_sweeps
 from fxkit.registry import Registry
 
 Sample = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
@@ -35,7 +35,7 @@ class WholePrinter(KernelPrinter):
     """
 
     def __init__(self, kernel: Kernel, name: str) -> None:
-        super().__init__(kernel, name, schedule(kernel))
+        super().__init__(kernel, name, plan_sweeps(kernel))
 
     @classmethod
     @abstractmethod

@@ -1,1 +1,1 @@
-"""In which loops a kernel is computed: row sweeps, unrolling, intervals, the order of axes."""
+"""How a kernel is computed: the passes that decide it for a CPU and a GPU, and what both ask."""

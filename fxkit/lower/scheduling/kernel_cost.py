@@ -46,3 +46,9 @@ def cost_of_scalar(instruction: Instruction) -> int:
     """Return the operations of an instruction; what is no scalar function counts as one."""
     function = SCALAR_FUNCTIONS.get(instruction.op)
     return 1 if function is None else function.cost
+
+
+def calls_function(instruction: Instruction) -> bool:
+    """Tell whether an operation takes many instructions, such as an exponential."""
+    function = SCALAR_FUNCTIONS.get(instruction.op)
+    return function is not None and function.is_call and instruction.dtype.is_floating_point

@@ -1,4 +1,4 @@
-"""The passes that schedule a kernel for a GPU, in order."""
+"""The passes that schedule a kernel for a CPU or a GPU, in order."""
 
 from __future__ import annotations
 
@@ -7,20 +7,56 @@ from collections.abc import Iterator
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.loop_ir.loop_nest import LoopNest
 from fxkit.lower.scheduling.axis_order import with_a_row, with_an_axis
-from fxkit.lower.scheduling.cascade_sums import CascadeSums
-from fxkit.lower.scheduling.choose_thread_mapping import ChooseThreadMapping
-from fxkit.lower.scheduling.distribute_rows import DistributeRows
-from fxkit.lower.scheduling.flatten_loops import FlattenLoops
-from fxkit.lower.scheduling.hoist_reciprocals import HoistReciprocals
-from fxkit.lower.scheduling.hold_in_registers import HoldInRegisters
-from fxkit.lower.scheduling.map_points import MapPoints
-from fxkit.lower.scheduling.map_rows import MapRows
-from fxkit.lower.scheduling.nest_pass import NestPass
-from fxkit.lower.scheduling.plain_nest import plain_nest
-from fxkit.lower.scheduling.sink_lanes import SinkLanes
-from fxkit.lower.scheduling.split_lanes import SplitLanes
-from fxkit.lower.scheduling.split_rows_across_blocks import SplitRowsAcrossBlocks
-from fxkit.lower.scheduling.vectorise_accesses import VectoriseAccesses
+from fxkit.lower.scheduling.cpu.add_up_rows import AddUpRows
+from fxkit.lower.scheduling.cpu.cpu_schedule import CpuPass, CpuSchedule
+from fxkit.lower.scheduling.cpu.flatten_rows import FlattenRows
+from fxkit.lower.scheduling.cpu.hoist_row_invariants import HoistRowInvariants
+from fxkit.lower.scheduling.cpu.pack_bfloat16 import PackBfloat16
+from fxkit.lower.scheduling.cpu.plan_sweeps import PlanSweeps
+from fxkit.lower.scheduling.cpu.prefetch_rows import PrefetchRows
+from fxkit.lower.scheduling.cpu.speculate_softmax import SpeculateSoftmax
+from fxkit.lower.scheduling.cpu.split_index_sets import SplitIndexSets
+from fxkit.lower.scheduling.cpu.split_rows_across_threads import SplitRowsAcrossThreads
+from fxkit.lower.scheduling.cpu.stream_stores import StreamStores
+from fxkit.lower.scheduling.cpu.tile_crossing_axes import TileCrossingAxes
+from fxkit.lower.scheduling.cpu.tile_rows import TileRows
+from fxkit.lower.scheduling.cpu.transpose_rows import TransposeRows
+from fxkit.lower.scheduling.cpu.unroll_and_jam import UnrollAndJam
+from fxkit.lower.scheduling.cpu.unroll_short_rows import UnrollShortRows
+from fxkit.lower.scheduling.cpu.vectorise_across_rows import VectoriseAcrossRows
+from fxkit.lower.scheduling.gpu.cascade_sums import CascadeSums
+from fxkit.lower.scheduling.gpu.choose_thread_mapping import ChooseThreadMapping
+from fxkit.lower.scheduling.gpu.distribute_rows import DistributeRows
+from fxkit.lower.scheduling.gpu.flatten_loops import FlattenLoops
+from fxkit.lower.scheduling.gpu.hoist_reciprocals import HoistReciprocals
+from fxkit.lower.scheduling.gpu.hold_in_registers import HoldInRegisters
+from fxkit.lower.scheduling.gpu.map_points import MapPoints
+from fxkit.lower.scheduling.gpu.map_rows import MapRows
+from fxkit.lower.scheduling.gpu.nest_pass import NestPass
+from fxkit.lower.scheduling.gpu.plain_nest import plain_nest
+from fxkit.lower.scheduling.gpu.sink_lanes import SinkLanes
+from fxkit.lower.scheduling.gpu.split_lanes import SplitLanes
+from fxkit.lower.scheduling.gpu.split_rows_across_blocks import SplitRowsAcrossBlocks
+from fxkit.lower.scheduling.gpu.vectorise_accesses import VectoriseAccesses
+
+CPU: tuple[CpuPass, ...] = (
+    AddUpRows(),  # rows of which there are also sums: parts of them, with sums of their own
+    UnrollShortRows(),  # r < 3 across memory  ->  three points
+    TileCrossingAxes(),  # transposed operands  ->  tiles of 64 x 128, each transposed first
+    FlattenRows(),  # i < 1000, j < 7  ->  j < 7000
+    VectoriseAcrossRows(),  # rows that are neighbours in memory  ->  one a vector lane
+    TransposeRows(),  # short rows, and scans  ->  one a vector lane, transposed first
+    SplitIndexSets(),  # j < 20 with a guard on j < 8  ->  j < 8, 8 <= j < 20
+    PackBfloat16(),  # j < 1024 of bfloat16  ->  512 words
+    PlanSweeps(),  # a row  ->  sweeps over it, between which its reductions are known
+    TileRows(),  # j < 1000000  ->  245 tiles, which threads share
+    SplitRowsAcrossThreads(),  # a sum over j  ->  32 sums of parts, and their sum
+    HoistRowInvariants(),  # i { j { sqrt in1[j] } }  ->  j { sqrt in1[j] }, i { j }
+    UnrollAndJam(),  # a vector an iteration  ->  four of them, interleaved
+    StreamStores(),  # large results  ->  past the caches
+    SpeculateSoftmax(),  # max x, sum exp(x - max)  ->  sum exp(x), if max is near zero
+    PrefetchRows(),  # rows that the processor does not foresee are asked for ahead
+)
 
 GPU: tuple[NestPass, ...] = (
     ChooseThreadMapping(),  # blocks, threads and elements of each: from sizes and strides
@@ -36,6 +72,19 @@ GPU: tuple[NestPass, ...] = (
     VectoriseAccesses(),  # lanes' loads and stores  ->  16 bytes at a time
     HoistReciprocals(),  # x / d along a row  ->  x * (1 / d), put right
 )
+
+
+def cpu_schedule(kernel: Kernel, passes: tuple[CpuPass, ...] = CPU) -> CpuSchedule:
+    """Return how a kernel is computed on a CPU.
+
+    Args:
+        kernel: The kernel.
+        passes: What decides, in order.
+    """
+    schedule = CpuSchedule(kernel)
+    for one in passes:
+        schedule = one.apply(schedule)
+    return schedule
 
 
 def scheduled(

@@ -59,7 +59,7 @@ class RowSweep:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class SweepPlan:
     """The sweeps of a kernel.
 
     Attributes:
@@ -88,9 +88,9 @@ def _names(values: Iterable[int]) -> str:
     return ", ".join(f"%{value}" for value in values)
 
 
-def schedule(
+def plan_sweeps(
     kernel: Kernel, buffer_bytes: int = MAX_BUFFER_BYTES, most_recomputed: int = MAX_RECOMPUTED
-) -> Schedule:
+) -> SweepPlan:
     """Return the sweeps of a kernel.
 
     Args:
@@ -111,13 +111,13 @@ class _Scheduler:
         self._loop_sweep_of = [self._loop_sweep(p) for p in range(len(self._body))]
         self._kept = self._choose_buffers(room)
 
-    def run(self) -> Schedule:
+    def run(self) -> SweepPlan:
         last = max(self._loop_sweep_of, default=0)
         for position, store in enumerate(self._kernel.stores):
             if self._wide[store.value] or not self._row_scalar_store(position):
                 last = max(last, self._sweep_of[store.value])
         sweeps = [self._sweep(number) for number in range(last + 1)]
-        return Schedule(tuple(sweeps), tuple(self._scalars_of(last + 1)), tuple(self._wide))
+        return SweepPlan(tuple(sweeps), tuple(self._scalars_of(last + 1)), tuple(self._wide))
 
     def _first_sweeps(self) -> list[int]:
         """Return, for each value, the first sweep in which (or before which) it can be computed."""

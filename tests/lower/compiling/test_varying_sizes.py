@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fxkit.lower.autotuning.times import near
-from fxkit.lower.codegen.cpp.runtime_parameters import bits_of
 from fxkit.lower.compiling.varying_sizes import VaryingSizes
+from fxkit.lower.loop_ir.runtime_parameters import bits_of
 
 
 def test_sizes_that_were_others_before_vary() -> None:

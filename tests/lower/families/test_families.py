@@ -18,7 +18,6 @@ from fxkit.lower.building import toolchain
 from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
 from fxkit.lower.codegen.cpp import matrix_unit
-from fxkit.lower.codegen.cpp.runtime_parameters import fully_parametrised
 from fxkit.lower.compiling import pack_convolutions, whole_operators
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families import family
@@ -26,6 +25,7 @@ from fxkit.lower.families.family import FAMILIES, Sample, printer_of
 from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.lower.loop_ir.interpreter import interpret
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.loop_ir.runtime_parameters import fully_parametrised
 from fxkit.lower.runtime.kernel_call import KernelCall
 from tests.lower.families.convolutions.convolution_programs import call, numbered
 from tests.sampling import Sample as Some

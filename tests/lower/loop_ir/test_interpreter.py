@@ -11,8 +11,7 @@ import torch
 
 from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
-from fxkit.lower.codegen.cpp.columns import ColumnPrinter
-from fxkit.lower.cpp_printer import print_unit
+from fxkit.lower.cpp_printer import print_kernel, print_unit
 from fxkit.lower.loop_ir.builder import Builder, Ref
 from fxkit.lower.loop_ir.interpreter import interpret
 from fxkit.lower.loop_ir.loop_ir import Access, Buffer, Kernel, Store
@@ -136,7 +135,7 @@ def test_columns_are_guarded_and_gathered_too() -> None:
         (Store(Access(2, (1, 0)), total.position),),
     )  # fmt: skip
     assert runs_down_columns(kernel)
-    assert "long l = 0" in ColumnPrinter(kernel, "k").text()
+    assert "long l = 0" in print_kernel(kernel, "k")
     holds, (found,) = run(kernel, [x, ids], [(70,)])
     below = x[:25].clone()
     below[:, :3] = -1

@@ -27,8 +27,8 @@ from fxkit.lower.loop_ir.nest_statements import (
     rewritten,
 )
 from fxkit.lower.loop_ir.nest_verifier import verify_nest
+from fxkit.lower.scheduling.gpu.plain_nest import plain_nest
 from fxkit.lower.scheduling.pipelines import scheduled
-from fxkit.lower.scheduling.plain_nest import plain_nest
 from tests.lower.scheduling.nests import doubled, summed
 
 

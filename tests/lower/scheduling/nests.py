@@ -10,7 +10,7 @@ from fxkit.lower.loop_ir.loop_ir import Access, Buffer, Instruction, Kernel, Sto
 from fxkit.lower.loop_ir.loop_nest import LoopNest
 from fxkit.lower.loop_ir.nest_interpreter import interpret_nest
 from fxkit.lower.loop_ir.nest_verifier import verify_nest
-from fxkit.lower.scheduling.nest_pass import NestPass
+from fxkit.lower.scheduling.gpu.nest_pass import NestPass
 from fxkit.lower.scheduling.pipelines import steps
 from tests.lower.kernels import difference
 

@@ -1,17 +1,22 @@
-"""Each pass for a GPU leaves loops that are sound and compute what their kernel means."""
+"""Each pass leaves loops that are sound, or decisions that can be printed, of the same kernel."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from fxkit.lower import cpp_printer
 from fxkit.lower.loop_ir.interpreter import interpret
 from fxkit.lower.loop_ir.loop_nest import LoopNest
 from fxkit.lower.loop_ir.nest_interpreter import interpret_nest
 from fxkit.lower.loop_ir.nest_verifier import verify_nest
-from fxkit.lower.scheduling.pipelines import GPU, scheduled, steps
+from fxkit.lower.scheduling.pipelines import CPU, GPU, cpu_schedule, scheduled, steps
 from tests.lower.codegen.cuda.cases import CASES, Case, case
-from tests.lower.kernels import difference
+from tests.lower.kernels import compiled_for, difference, kernel_of
 
 # Cases whose loops are interpreted after each pass, and those that are after the last one.
 EACH = (
@@ -75,3 +80,59 @@ def test_passes_have_names_of_their_own_and_say_what_they_do() -> None:
         text = str(type(one).__doc__)
         assert "Before" in text
         assert "fter:" in text
+
+
+def tensors(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    made = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, *shape, generator=made).to(dtype)
+    return x, y
+
+
+# By the pass that decides something about each: a program, its inputs, and what its schedule says.
+DECIDED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
+    "TileCrossingAxes": (
+        lambda x, y: x.t() * 2 + y.view(150, 200),
+        tensors(200, 150),
+        "along axis 0 by",
+    ),
+    "FlattenRows": (lambda x, y: x + y[0], tensors(500, 7), "joined of rows of 7"),
+    "VectoriseAcrossRows": (lambda x, y: (x * y).sum(0), tensors(90, 200), "across 64 rows"),
+    "TransposeRows": (lambda x, y: (x * y).amax(-1), tensors(500, 5), "transposed"),
+    "PackBfloat16": (
+        lambda x, y: x * y,
+        tensors(40, 512, dtype=torch.bfloat16),
+        "two elements of bfloat16",
+    ),
+    "TileRows": (lambda x, y: x * y, tensors(90_000), "in tiles of 4096"),
+    "SplitRowsAcrossThreads": (lambda x, y: (x * y).sum(), tensors(90_000), "across threads"),
+    "HoistRowInvariants": (
+        lambda x, y: F.batch_norm(x, y[0], y[1].square()),
+        tensors(50, 304),
+        "before the first row",
+    ),
+    "UnrollAndJam": (lambda x, y: torch.exp(x) * y, tensors(50, 512), "several vectors"),
+    "StreamStores": (lambda x, y: x * y, tensors(1200, 1024), "past the caches"),
+    "SpeculateSoftmax": (lambda x, y: F.softmax(x * y, -1), tensors(40, 320), "is known"),
+    "PrefetchRows": (lambda x, y: x * y[0], tensors(9000, 128), "asked for ahead"),
+}
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_a_decision_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, args, said = DECIDED[name]
+    kernel = kernel_of(program, *args)
+    without = tuple(one for one in CPU if one.name != name)
+    assert said in str(cpu_schedule(kernel))
+    assert said not in str(cpu_schedule(kernel, without))
+    monkeypatch.setattr(cpp_printer, "cpu_schedule", lambda kernel: cpu_schedule(kernel, without))
+    found, expected = compiled_for(program, *args)(*args), program(*args)
+    tolerance = 1e-2 if found.dtype == torch.bfloat16 else 2e-5
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_decisions_have_names_of_their_own_and_show_before_and_after() -> None:
+    assert len({one.name for one in CPU}) == len(CPU)
+    for one in CPU:
+        assert "  ->  " in str(type(one).__doc__)
+    always = {"AddUpRows", "UnrollShortRows", "SplitIndexSets", "PlanSweeps"}
+    assert {one.name for one in CPU} == {*always, *DECIDED}

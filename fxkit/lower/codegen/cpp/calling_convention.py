@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fxkit.lower.codegen.cpp.runtime_parameters import runtime_parameters
 from fxkit.lower.codegen.cpp.text import MEMORY
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.loop_ir.runtime_parameters import runtime_parameters
 
 SUFFIX = "_packed"
 

@@ -10,25 +10,12 @@ import math
 from collections.abc import Callable, Iterable
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cpp.kernel_printer import PARTS, KernelPrinter, scaled
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
+from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter, scaled
 from fxkit.lower.codegen.cpp.vector_loops import Bounds, Loop
-from fxkit.lower.loop_ir.loop_ir import Access, Kernel
-from fxkit.lower.loop_ir.scalar_functions import COSTLY
-from fxkit.lower.scheduling.row_sweeps import RowSweep, schedule
-
-# Rows in a tile. More of them are read at a stretch, which memory does faster; but a tile that is
-# passed more than once is to stay in a cache, and threads share tiles.
-LANES = 64
-MORE_LANES = (256, 128)
-ENOUGH_TILES = 8
-
-# What a tile keeps from one sweep to the next stays in the second-level cache. Only functions are
-# worth it: what is read has to be passed again anyway.
-MAX_TILE_BYTES = 256 * 1024
-
-# Where tiles are fewer, threads share long rows, which are cut as `PARTS` says.
-LONG_ROW = 1 << 13
+from fxkit.lower.loop_ir.loop_ir import Access
+from fxkit.lower.loop_ir.runtime_parameters import ceil_div, is_runtime
+from fxkit.lower.scheduling.cpu.cpu_schedule import PARTS, AcrossRows, CpuSchedule
+from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # Float sums are kept in float64 from one block of this many elements of a row to the next. The sums
 # of 64 numbers of one sign would err 2.5 times as much as torch's.
@@ -36,42 +23,26 @@ BLOCK = 16
 
 
 class ColumnPrinter(KernelPrinter):
-    """Writes a kernel that handles several rows at a time; its last outer axis numbers them."""
+    """Writes a kernel that handles several rows at a time; its last outer axis numbers them.
 
-    def __init__(self, kernel: Kernel, name: str) -> None:
-        is_known = not any(map(is_runtime, kernel.row_sizes))
-        room = MAX_TILE_BYTES // LANES if is_known else 0
-        super().__init__(kernel, name, schedule(kernel, room, most_recomputed=COSTLY))
+    Args:
+        schedule: How the kernel is computed.
+        name: Name of the function.
+    """
+
+    def __init__(self, schedule: CpuSchedule, name: str) -> None:
+        kernel, traversal = schedule.kernel, schedule.traversal
+        super().__init__(kernel, name, schedule.plan)
+        assert isinstance(traversal, AcrossRows)
         self._rows = kernel.outer_sizes[-1]
-        self._lanes = self._best_lanes()
+        self._lanes, self._is_split = traversal.lanes, traversal.is_split
         self._is_tiled = is_runtime(self._rows) or self._rows > self._lanes
         self._tiles = ceil_div(self._rows, self._lanes)
         self._lane_axis = len(kernel.outer_sizes) - 1
-        self._is_cut = self._can_cut()
-
-    def _can_cut(self) -> bool:
-        kernel, count = self._kernel, self._tile_count()
-        return (
-            not is_runtime(count)
-            and count < ENOUGH_TILES
-            and len(kernel.row_sizes) == 1
-            and kernel.row_sizes[0] >= LONG_ROW
-            and sum(bool(one.reductions) for one in self._schedule.sweeps) == 1
-            and not any(one.stores for one in self._schedule.sweeps)
-            and not any(i.is_scan or i.op == "check" for i in kernel.body)
-        )
 
     def _workshare_tiles(self) -> None:
-        if not self._is_cut:
+        if not self._is_split:
             super()._workshare_tiles()
-
-    def _best_lanes(self) -> int:
-        """Return how many rows make a tile."""
-        outer = math.prod(self._kernel.outer_sizes[:-1])
-        if is_runtime(self._rows) or is_runtime(outer) or len(self._schedule.sweeps) > 1:
-            return LANES
-        enough = (n for n in MORE_LANES if outer * (self._rows // n) >= ENOUGH_TILES)
-        return next(enough, LANES)
 
     def _tile_count(self) -> int:
         return math.prod(self._kernel.outer_sizes[:-1]) * self._tiles
@@ -102,10 +73,10 @@ class ColumnPrinter(KernelPrinter):
         for position, instruction in enumerate(self._kernel.body):
             if instruction.is_scan:
                 self._add(f"alignas(64) {self._type(position)} a{position}[{self._lanes}];")
-            if not self._schedule.wide[position] and instruction.op != "const":
+            if not self._plan.wide[position] and instruction.op != "const":
                 self._declare_lanes(position)
 
-        for value in self._schedule.buffers:
+        for value in self._plan.buffers:
             size = math.prod(self._kernel.row_sizes) * self._lanes
             self._add(f"alignas(64) {self._type(value)} b{value}[{size}];")
 
@@ -142,10 +113,10 @@ class ColumnPrinter(KernelPrinter):
         self._vector_loops(Bounds("0", "width", self._lanes, self._lanes), [Loop(pragma, body)])
 
     def _sweep(self, one: RowSweep) -> None:
-        if self._is_cut:
-            self._cut_sweep(one)
+        if self._is_split:
+            self._split_sweep(one)
         else:
-            self._uncut_sweep(one, 0, self._kernel.row_sizes[-1])
+            self._whole_sweep(one, 0, self._kernel.row_sizes[-1])
         sums = [p for p in one.reductions if self._is_float_sum(p)]
         if sums:
             self._open_lanes()
@@ -153,7 +124,7 @@ class ColumnPrinter(KernelPrinter):
                 self._add(f"v{p}[l] = (float)t{p}[l];")
             self._close()
 
-    def _cut_sweep(self, one: RowSweep) -> None:
+    def _split_sweep(self, one: RowSweep) -> None:
         """Print a sweep over parts of the rows, which threads share; put its results together."""
         names = {p: f"{'t' if self._is_float_sum(p) else 'v'}{p}" for p in one.reductions}
         length = self._kernel.row_sizes[0]
@@ -164,7 +135,7 @@ class ColumnPrinter(KernelPrinter):
         self._open_parts(length, size)
         for p in one.reductions:
             self._declare_lanes(p)
-        self._uncut_sweep(one, "first", "last")
+        self._whole_sweep(one, "first", "last")
         self._open_lanes()
         for name in names.values():
             self._add(f"{name}_of[part][l] = {name}[l];")
@@ -181,7 +152,7 @@ class ColumnPrinter(KernelPrinter):
         self._close()
         self._close()
 
-    def _uncut_sweep(self, one: RowSweep, begin: str | int, end: str | int) -> None:
+    def _whole_sweep(self, one: RowSweep, begin: str | int, end: str | int) -> None:
         """Print a sweep over the rows, or over a part of them."""
         sums = [p for p in one.reductions if self._is_float_sum(p)]
         self._start(one.reductions, sums)
@@ -272,7 +243,7 @@ class ColumnPrinter(KernelPrinter):
     def _ref(self, position: int) -> str:
         if self._body(position).op == "const":
             return self._value(position)
-        return f"v{position}" if self._schedule.wide[position] else f"v{position}[l]"
+        return f"v{position}" if self._plan.wide[position] else f"v{position}[l]"
 
     def _lane_terms(self, access: Access) -> list[str]:
         stride = access.strides[self._lane_axis]

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import torch
 
-from fxkit.lower.codegen.cpp.float16_bit_copies import SIGNS, bits_of, deciding_values, only_moves
-from fxkit.lower.codegen.cpp.float16_loop_fission import LoopPart, rounded_parts
+from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.float16_staging import StagedHalves
 from fxkit.lower.codegen.cpp.lane_rows import LaneRows
-from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
-from fxkit.lower.codegen.cpp.text import MEMORY, held_expression
 from fxkit.lower.codegen.cpp.vector_loops import Bounds, Loop
-from fxkit.lower.loop_ir.loop_ir import Kernel
-from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule
+from fxkit.lower.loop_ir.runtime_parameters import is_runtime
+from fxkit.lower.scheduling.cpu.cpu_schedule import CpuSchedule
+from fxkit.lower.scheduling.cpu.float16_bit_copies import SIGNS, deciding_values, only_moves
+from fxkit.lower.scheduling.cpu.float16_loop_fission import LoopPart
+from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # Of shorter rows there is no vector to convert.
 SHORT_ROW = 8
@@ -26,13 +26,12 @@ class Float16Rows(LaneRows, ABC):
     """Prints loops over rows of halves that are not those of other elements.
 
     Args:
-        kernel: The kernel.
+        schedule: How the kernel is computed.
         name: Name of the function.
-        plan: The kernel's sweeps.
     """
 
-    def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
-        super().__init__(kernel, name, plan)
+    def __init__(self, schedule: CpuSchedule, name: str) -> None:
+        super().__init__(schedule, name)
         self._known: Mapping[int, bool] = {}
         self._parts: tuple[LoopPart, ...] = ()
 
@@ -80,15 +79,10 @@ class Float16Rows(LaneRows, ABC):
             first = self._first(self._body(self._body(p).operands[0]).detail, bounds.begin)
             self._add(f"v{p} += fx_sum_halves({first}, {count});")
 
-    def _parts_of(self, one: RowSweep) -> tuple[LoopPart, ...]:
-        """Return the parts of a sweep that is divided where results are rounded to halves."""
-        is_cut = self._has_halves and len(self._stretches) == 1
-        return rounded_parts(self._kernel, one) if is_cut else ()
-
     def _kept_types(self) -> dict[int, str]:
         """Return the values that go from part to part, each with its type."""
         kept = [p for part in self._parts for p in (*part.keeps, *part.rounds)]
-        return {p: MEMORY[self._body(p).dtype] for p in kept}
+        return {p: cpp_text.MEMORY[self._body(p).dtype] for p in kept}
 
     def _part_loop(self, one: RowSweep, part: LoopPart, clause: str) -> Loop:
         kept = (*part.keeps, *part.rounds, *part.buffers)
@@ -102,7 +96,7 @@ class Float16Rows(LaneRows, ABC):
         for value in sorted({*part.reads, *part.values}):
             if value in part.reads:
                 place = self._value_at(self._halves.kept(value))
-                text = held_expression(place, self._body(value).dtype)
+                text = cpp_text.held_expression(place, self._body(value).dtype)
             else:
                 text = self._text_in(one, value)
             self._add(f"const {self._type(value)} v{value} = {text};")
@@ -127,7 +121,7 @@ class Float16Rows(LaneRows, ABC):
         loads = [self._body(p) for p in one.values if self._body(p).op == "load"]
         guards = [i.guard for i in loads if i.guard is not None and not i.detail.scales]
         return all(
-            self._holds(guard) or self._fails(guard) or not self._schedule.wide[guard]
+            self._holds(guard) or self._fails(guard) or not self._plan.wide[guard]
             for guard in guards
         )
 
@@ -149,7 +143,7 @@ class Float16Rows(LaneRows, ABC):
         instruction = self._body(position)
         operands = instruction.operands
         if instruction.op == "const":
-            return bits_of(instruction.detail.value)
+            return cpp_text.float16_literal(instruction.detail.value)
         if instruction.op == "round":
             return self._bits(operands[0])
         if instruction.op in SIGNS:
@@ -161,7 +155,7 @@ class Float16Rows(LaneRows, ABC):
         text = self._element(position)
         if instruction.guard is None or self._holds(instruction.guard):
             return text
-        return f"({names[-1]} ? {text} : {bits_of(access.otherwise.value)})"
+        return f"({names[-1]} ? {text} : {cpp_text.float16_literal(access.otherwise.value)})"
 
     def _holds(self, guard: int) -> bool:
         instruction = self._body(guard)
@@ -185,7 +179,7 @@ class Float16Rows(LaneRows, ABC):
         return not self._known.get(guard, True)
 
     def _condition(self, guard: int) -> str | None:
-        return None if self._schedule.wide[guard] else self._ref(guard)
+        return None if self._plan.wide[guard] else self._ref(guard)
 
     def _staged_read(self, position: int) -> str | None:
         access = self._body(position).detail
@@ -205,10 +199,10 @@ class Float16Rows(LaneRows, ABC):
         open_ = [*self._body(position).operands]
         while open_:
             operand = open_.pop()
-            if self._schedule.wide[operand] and operand not in needed:
+            if self._plan.wide[operand] and operand not in needed:
                 needed.add(operand)
                 open_ += self._body(operand).operands
-        if any(self._body(p).is_scan or p in self._schedule.buffers for p in needed):
+        if any(self._body(p).is_scan or p in self._plan.buffers for p in needed):
             return False
         outer, self._lines = self._lines, []
         is_lone, self._is_lone = self._is_lone, True

@@ -9,21 +9,22 @@ from collections.abc import Iterable
 import torch
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cpp.folded_casts import is_truncation
-from fxkit.lower.codegen.cpp.known_values import KnownValues
-from fxkit.lower.codegen.cpp.lane_loops import OWN_NAMES
-from fxkit.lower.codegen.cpp.non_temporal_stores import copied_bytes
-from fxkit.lower.codegen.cpp.runtime_parameters import (
-    RuntimeInt,
-    is_runtime,
-    runtime_parameters,
-)
 from fxkit.lower.codegen.cpp.strength_reduction import ShorterForms
 from fxkit.lower.codegen.cpp.vector_loops import VectorLoops
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.loop_ir.rounded_values import unrounded
+from fxkit.lower.loop_ir.runtime_parameters import (
+    RuntimeInt,
+    is_runtime,
+    runtime_parameters,
+)
+from fxkit.lower.scheduling.cpu.cpu_schedule import PARTS
+from fxkit.lower.scheduling.cpu.lane_loops import OWN_NAMES
+from fxkit.lower.scheduling.cpu.stream_stores import copied_bytes
+from fxkit.lower.scheduling.folded_casts import is_truncation
 from fxkit.lower.scheduling.kernel_cost import cost_of_point
-from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule
+from fxkit.lower.scheduling.known_values import KnownValues
+from fxkit.lower.scheduling.row_sweeps import RowSweep, SweepPlan
 
 # Threads share the loop that follows; each has the same part of it in every call.
 WORKSHARE = "#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)"
@@ -31,10 +32,6 @@ WORKSHARE = "#pragma omp parallel for num_threads(threads) schedule(static) if (
 # The same in two steps, so that each thread can do something behind its part.
 TEAM = "#pragma omp parallel num_threads(threads) if (threads > 1)"
 WORKSHARE_IN_TEAM = "#pragma omp for schedule(static) nowait"
-
-# Long rows that threads share are cut into the same parts, whatever the number of threads, so that
-# a sum is the same with one thread and with many.
-PARTS = 32
 
 # Operations below which a kernel is never divided.
 SMALL_WORK = 30_000
@@ -58,20 +55,15 @@ class KernelPrinter(VectorLoops, ABC):
         plan: The kernel's sweeps.
     """
 
-    def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
+    def __init__(self, kernel: Kernel, name: str, plan: SweepPlan) -> None:
         super().__init__(kernel)
         self._body = kernel.body.__getitem__
         self._name = name
-        self._schedule = plan
+        self._plan = plan
         self._free = runtime_parameters(kernel)
         self._pointers: dict[tuple[int, tuple[int, ...], int], str] = {}
         self._facts = KnownValues(kernel)
         self._shorter_forms = ShorterForms(kernel, self._facts, self._ref)
-
-    @property
-    def schedule(self) -> Schedule:
-        """The sweeps over each row."""
-        return self._schedule
 
     def text(self) -> str:
         """Return the function's text."""
@@ -123,11 +115,11 @@ class KernelPrinter(VectorLoops, ABC):
     def _tile_body(self) -> None:
         """Print what is computed of one tile."""
         self._declare()
-        for one in self._schedule.sweeps:
+        for one in self._plan.sweeps:
             self._row_scalars(one.scalars, ())
             if one.reductions or one.stores or one.keeps:
                 self._sweep(one)
-        self._row_scalars(self._schedule.scalars, self._row_stores())
+        self._row_scalars(self._plan.scalars, self._row_stores())
 
     def _attribute(self) -> str:
         """Return how the compiler is told to treat the function, with a space behind it."""
@@ -257,7 +249,7 @@ class KernelPrinter(VectorLoops, ABC):
 
     def _row_stores(self) -> list[int]:
         """Return the positions of the stores of one element a row."""
-        carried = {p for one in self._schedule.sweeps for p in one.stores}
+        carried = {p for one in self._plan.sweeps for p in one.stores}
         return [p for p in range(len(self._kernel.stores)) if p not in carried]
 
     def _row_terms(self, access: Access) -> list[str]:

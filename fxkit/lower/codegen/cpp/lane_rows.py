@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter
-from fxkit.lower.codegen.cpp.lane_loops import MOST, gains_in_lanes, stands_in_lanes
-from fxkit.lower.codegen.cpp.non_temporal_stores import streamed_accesses
-from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
-from fxkit.lower.codegen.cpp.vector_loops import Bounds, Lanes, Loop
-from fxkit.lower.loop_ir.loop_ir import Kernel
-from fxkit.lower.scheduling.index_intervals import IndexInterval, merged
-from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule
+from fxkit.lower.codegen.cpp.vector_loops import Bounds, Loop
+from fxkit.lower.scheduling.cpu.cpu_schedule import CpuSchedule
+from fxkit.lower.scheduling.cpu.lanes import Lanes, lanes_of
+from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 
 class LaneRows(KernelPrinter, ABC):
@@ -24,15 +21,14 @@ class LaneRows(KernelPrinter, ABC):
     lanes there are at the end of a row.
 
     Args:
-        kernel: The kernel.
+        schedule: How the kernel is computed.
         name: Name of the function.
-        plan: The kernel's sweeps.
     """
 
-    _stretches: tuple[IndexInterval, ...]
-
-    def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
-        super().__init__(kernel, name, plan)
+    def __init__(self, schedule: CpuSchedule, name: str) -> None:
+        super().__init__(schedule.kernel, name, schedule.plan)
+        self._schedule = schedule
+        self._streams, self._streams_in_lanes = schedule.streamed, schedule.streams_in_lanes
         self._is_near = False  # whether the loops are for operands near zero
         self._folds_apart = False  # whether lanes are put together elsewhere than behind loops
         self._scanned_before: set[int] = set()
@@ -45,17 +41,6 @@ class LaneRows(KernelPrinter, ABC):
     @abstractmethod
     def _loops(self, one: RowSweep, begin: str | int, end: str | int, clause: str = "") -> None:
         """Print the loops of a sweep over a block of the row."""
-
-    @abstractmethod
-    def _lengths(self) -> tuple[int, ...]:
-        """Return how many elements rows have, and tiles of them where they are cut."""
-
-    def _choose_streams(self) -> None:
-        """Choose which results leave past the caches."""
-        self._streams = streamed_accesses(self._kernel, self._schedule)
-        more = streamed_accesses(self._kernel, self._schedule, in_lanes=True)
-        self._streams_in_lanes = more != self._streams
-        self._streams = more
 
     def _loop_of(
         self, one: RowSweep, values: Iterable[int], body: Callable[[], None], clause: str
@@ -77,28 +62,7 @@ class LaneRows(KernelPrinter, ABC):
 
     def _lanes_of(self, one: RowSweep) -> Lanes | None:
         """Return how the loop of a sweep handles many elements at once, if it does."""
-        is_whole = len(self._stretches_of(one)) == 1
-        if not is_whole or not (self._gains_in_lanes(one) or self._streams_lines(one)):
-            return None
-        return self._even_lanes(MOST)
-
-    def _stretches_of(self, one: RowSweep) -> tuple[IndexInterval, ...]:
-        """Return the stretches of a row that differ in what a sweep computes."""
-        return merged(self._stretches, one.values)
-
-    def _even_lanes(self, count: int) -> Lanes:
-        """Return lanes that look at the end of a row unless it has a multiple of so many."""
-        return Lanes(not any(is_runtime(length) or length % count for length in self._lengths()))
-
-    def _gains_in_lanes(self, one: RowSweep) -> bool:
-        return gains_in_lanes(self._kernel, self._schedule, one, is_near=self._is_near)
-
-    def _streams_lines(self, one: RowSweep) -> bool:
-        """Tell whether a sweep in lanes could replace lines of memory without a room for them."""
-        is_streamed = any(self._kernel.stores[p].access in self._streams for p in one.stores)
-        return is_streamed and stands_in_lanes(
-            self._kernel, self._schedule, one, is_near=self._is_near
-        )
+        return lanes_of(self._schedule, one, is_near=self._is_near)
 
     def _folding_loops(
         self, bounds: Bounds, loops: Sequence[Loop], kept: Mapping[int, str] | None = None

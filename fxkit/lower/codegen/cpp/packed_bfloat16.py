@@ -1,9 +1,4 @@
-"""bfloat16 rows as packed pairs: two elements in each 32-bit word.
-
-The upper element is a float32 once the lower half is cleared, the lower one once it is shifted up:
-one instruction each, where a vector of 16-bit elements has to be widened first, and narrowed again
-before it is stored. So each operation of a loop is printed twice, for the lower and for the upper
-elements.
+"""bfloat16 rows as packed pairs: each operation is printed twice, for both elements of a word.
 
 Words are aligned to four bytes. A row that begins between them is copied to a staging buffer before
 it is read, and its results after they are written; so is the odd element at the end of a row.
@@ -11,30 +6,16 @@ it is read, and its results after they are written; so is the odd element at the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-import torch
-
-from fxkit.lower.codegen.cpp.lane_loops import MOST, gains_in_lanes, stands_in_lanes, unguarded
-from fxkit.lower.codegen.cpp.non_temporal_stores import streamed_accesses
-from fxkit.lower.codegen.cpp.row_invariants import common_values
 from fxkit.lower.codegen.cpp.row_parts import clipped
-from fxkit.lower.codegen.cpp.rows import TILE, RowPrinter
-from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
-from fxkit.lower.codegen.cpp.text import calls_function
-from fxkit.lower.codegen.cpp.unroll_and_jam import is_ordered, step_type
-from fxkit.lower.codegen.cpp.vector_loops import Bounds, Lanes, Loop
-from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel
+from fxkit.lower.codegen.cpp.rows import RowPrinter
+from fxkit.lower.codegen.cpp.vector_loops import Bounds, Loop
+from fxkit.lower.loop_ir.loop_ir import Access
 from fxkit.lower.loop_ir.rounded_values import unrounded
-from fxkit.lower.scheduling.index_intervals import IndexInterval, computed, stretches
-from fxkit.lower.scheduling.row_sweeps import MAX_BUFFER_BYTES, RowSweep
-
-# Rows shorter than this are worth it where they fill whole vectors of words.
-LONG = 256
-LANES = 16
-
-# Room on the stack for rows that lie between words.
-MAX_SPARE_BYTES = 2 * MAX_BUFFER_BYTES
+from fxkit.lower.scheduling.cpu.cpu_schedule import CpuSchedule
+from fxkit.lower.scheduling.cpu.pack_bfloat16 import paired_accesses, row_of, spans_of
+from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 PAIRS = """\
 typedef unsigned fx_pair __attribute__((may_alias));
@@ -63,108 +44,6 @@ static inline const fx_pair* fx_pairs(const unsigned short* row, unsigned short*
 """
 
 _HALVES = ("low", "high")
-_REDUCTIONS = frozenset({"reduce_add", "reduce_max", "reduce_min"})
-
-
-def is_packed_bfloat16(kernel: Kernel) -> bool:
-    """Tell whether the rows of a kernel can be walked two elements at a time.
-
-    Args:
-        kernel: A kernel whose row is its innermost axis.
-    """
-    if kernel.row_rank != 1:
-        return False
-    length, wide = kernel.sizes[-1], kernel.row_wide
-    is_tiled = not kernel.has_reductions and (is_runtime(length) or length > TILE)
-    if not is_tiled and (is_runtime(length) or length % (2 if length >= LONG else 2 * LANES)):
-        return False
-    accesses = _paired_accesses(kernel)
-    room = (TILE if is_tiled else length) * torch.bfloat16.itemsize
-    parts = stretches(kernel)
-    if len(parts) > 1 and (is_tiled or not _are_even(kernel, parts)):
-        return False
-    return (
-        any(i.op == "load" and is_wide for i, is_wide in zip(kernel.body, wide, strict=True))
-        and all(_all_stand(kernel, part, wide) for part in parts)
-        and all(_is_along(kernel, access) for access in accesses)
-        and all(
-            not any(s.access.strides[-1:]) or kernel.body[s.value].dtype == torch.float32
-            for s in kernel.stores
-        )
-        and room * len(set(accesses)) <= MAX_SPARE_BYTES
-        and not common_values(kernel)
-    )
-
-
-def _are_even(kernel: Kernel, parts: Sequence[IndexInterval]) -> bool:
-    """Tell whether stretches of a row, and what is read along them, consist of whole words."""
-    spans = _spans(kernel, parts)
-    return all(part.begin % 2 == 0 for part in parts) and all(
-        type(access.offset) is int and (access.offset - spans[_row_of(access)][0]) % 2 == 0
-        for access in _paired_accesses(kernel)
-        if _row_of(access) in spans
-    )
-
-
-def _row_of(access: Access) -> tuple[int, tuple[int, ...]]:
-    """Return what the accesses of the same row of memory have in common."""
-    return access.buffer, access.strides
-
-
-def _spans(
-    kernel: Kernel, parts: Sequence[IndexInterval]
-) -> dict[tuple[int, tuple[int, ...]], tuple[int, int]]:
-    """Return, for each row of memory, where what is accessed of it begins and ends.
-
-    Args:
-        kernel: The kernel.
-        parts: The stretches of its rows.
-    """
-    spans: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
-
-    def widen(access: Access, part: IndexInterval) -> None:
-        first, last = access.offset + part.begin, access.offset + part.end
-        low, high = spans.get(_row_of(access), (first, last))
-        spans[_row_of(access)] = min(low, first), max(high, last)
-
-    for part in parts:
-        for position in computed(kernel, part):
-            if kernel.body[position].op == "load":
-                widen(kernel.body[position].detail, part)
-        for store in kernel.stores:
-            widen(store.access, part)
-    return spans
-
-
-def _all_stand(kernel: Kernel, part: IndexInterval, wide: Sequence[bool]) -> bool:
-    """Tell whether all that is computed along a stretch is printed twice, or need not be."""
-    found = computed(kernel, part)
-    return not [p for p in found if not _can_stand(unguarded(kernel, part, p), wide[p])]
-
-
-def _can_stand(instruction: Instruction, is_wide: bool) -> bool:
-    """Tell whether an instruction is one of those that are printed twice, or need not be."""
-    if instruction.is_scan or instruction.op in ("check", "index"):
-        return False
-    if instruction.is_reduction:
-        return instruction.op in _REDUCTIONS and instruction.dtype == torch.float32
-    if not is_wide:
-        return True
-    if instruction.op == "load":
-        return not instruction.operands
-    return instruction.dtype in (torch.float32, torch.bool)
-
-
-def _paired_accesses(kernel: Kernel) -> list[Access]:
-    """Return how memory is accessed that varies along the row."""
-    loads = [i.detail for i in kernel.body if i.op == "load"]
-    accesses = [*loads, *(store.access for store in kernel.stores)]
-    return [access for access in accesses if any(access.strides[-1:])]
-
-
-def _is_along(kernel: Kernel, access: Access) -> bool:
-    """Tell whether an access walks elements of bfloat16 in the order in which they lie."""
-    return access.strides[-1] == 1 and kernel.buffers[access.buffer].dtype == torch.bfloat16
 
 
 class PackedBfloat16Printer(RowPrinter):
@@ -174,68 +53,40 @@ class PackedBfloat16Printer(RowPrinter):
     points to in words, `x0` room for it where it lies between them, and `j` counts words.
 
     Args:
-        kernel: A kernel that `is_packed_bfloat16`.
+        schedule: How the kernel is computed.
         name: Name of the function.
     """
 
-    def __init__(self, kernel: Kernel, name: str) -> None:
-        super().__init__(kernel, name)
+    def __init__(self, schedule: CpuSchedule, name: str) -> None:
+        super().__init__(schedule, name)
         self._half = ""
         self._block *= 2  # as many additions after each other as for single elements
         self._words: dict[str, str] = {}
         self._rows: dict[tuple[int, tuple[int, ...]], str] = {}  # in words, where they are shared
         self._results: list[str] = []
-        self._choose_streams()
-
-    def _choose_streams(self) -> None:
-        """Choose which results leave past the caches: in lanes, and where no functions are called.
-
-        Else two elements take longer to compute than to write.
-        """
-        self._streams, self._streams_in_lanes = frozenset(), True
-        if self._even_lanes(2 * MOST).is_even:
-            sweeps = filter(self._is_short_in_lanes, self._schedule.sweeps)
-            written = {self._kernel.stores[p].access for one in sweeps for p in one.stores}
-            self._streams = streamed_accesses(self._kernel, self._schedule) & written
-
-    def _writes(self, one: RowSweep, accesses: Collection[Access]) -> bool:
-        return any(self._kernel.stores[p].access in accesses for p in one.stores)
-
-    def _is_short_in_lanes(self, one: RowSweep) -> bool:
-        is_short = not any(calls_function(self._body(p)) for p in one.values)
-        plan, kinds = self._schedule, (torch.bfloat16,)
-        return is_short and all(
-            stands_in_lanes(self._kernel, plan, one, kinds, along=stretch)
-            for stretch in self._stretches_of(one)
-        )
 
     def _streamed_loops(self, bounds: Bounds, loops: Sequence[Loop]) -> bool:
         return False  # lanes need no room for a part of a result
 
-    def _attribute(self) -> str:
-        if not self._is_stepped:
-            return super()._attribute()
-        return "FX_SCHEDULED " if is_ordered(self._kernel, in_pairs=True) else ""
-
     def _declare(self) -> None:
         super()._declare()
-        for access in _paired_accesses(self._kernel):
+        for access in paired_accesses(self._kernel):
             pointer = self._pointers[self._key(access)]
             if pointer in self._words:
                 continue
-            if len(self._stretches) > 1:
+            if len(self._schedule.stretches) > 1:
                 self._point_into_row(access)
                 continue
             self._words[pointer] = f"w{pointer[1:]}"
-            row = f"{pointer} + begin" if self._is_tiled else pointer
-            count = "end - begin" if self._is_tiled else str(self._length)
+            row = f"{pointer} + begin" if self._tile_length else pointer
+            count = "end - begin" if self._tile_length else str(self._length)
             is_output = self._kernel.buffers[access.buffer].is_output
             self._point_in_words(pointer, row, count, is_output)
 
     def _point_into_row(self, access: Access) -> None:
         """Declare where a row is walked in words of which different places are accessed at once."""
-        pointer, row = self._pointers[self._key(access)], _row_of(access)
-        spans = _spans(self._kernel, self._stretches)
+        pointer, row = self._pointers[self._key(access)], row_of(access)
+        spans = spans_of(self._kernel, self._schedule.stretches)
         if row not in spans:  # nothing comes of what would be read
             return
         first, last = spans[row]
@@ -268,7 +119,7 @@ class PackedBfloat16Printer(RowPrinter):
     @property
     def _longest(self) -> int:
         """The most elements that are walked at once."""
-        return self._tile_length if self._is_tiled else self._length
+        return self._tile_length or self._length
 
     def _tile(self) -> None:
         super()._tile()
@@ -276,17 +127,17 @@ class PackedBfloat16Printer(RowPrinter):
             self._add(text)
 
     def _sweep(self, one: RowSweep) -> None:
-        if self._is_tiled:
-            self._uncut_sweep(one, 0, "end - begin + 1")
+        if self._tile_length:
+            self._whole_sweep(one, 0, "end - begin + 1")
         else:
             super()._sweep(one)
 
-    def _open_steps(self) -> None:
-        kind = step_type(self._kernel, in_pairs=True)
-        self._add(f"FX_STEPS({kind}, {self._longest // 2});")
+    @property
+    def _marker_count(self) -> int:
+        return self._longest // 2
 
     def _loops(self, one: RowSweep, begin: str | int, end: str | int, clause: str = "") -> None:
-        parts = self._stretches_of(one)
+        parts = self._schedule.stretches_of(one)
         for stretch in parts:
             first, last = clipped(stretch, begin, end, self._length)
             bounds = Bounds(_halved(first), _halved(last), self._longest // 2)
@@ -298,23 +149,8 @@ class PackedBfloat16Printer(RowPrinter):
                 self._close()
             self._leave()
 
-    def _lanes_of(self, one: RowSweep) -> Lanes | None:
-        gains = all(self._gain_along(one, stretch) for stretch in self._stretches_of(one))
-        is_in_lanes = gains or self._writes(one, self._streams)
-        return self._even_lanes(2 * MOST) if is_in_lanes else None
-
-    def _gain_along(self, one: RowSweep, stretch: IndexInterval) -> bool:
-        return gains_in_lanes(
-            *(self._kernel, self._schedule, one, (torch.bfloat16,)),
-            is_near=self._is_near,
-            along=stretch,
-        )
-
-    def _lengths(self) -> tuple[int, ...]:
-        return (*super()._lengths(), *(stretch.begin for stretch in self._stretches))
-
     def _stepped_body(self, one: RowSweep, begin: str | int) -> None:
-        if self._is_stepped:
+        if self._jammed:
             self._add("FX_STEP(j);")
         self._loop_body(one)
 
@@ -335,14 +171,14 @@ class PackedBfloat16Printer(RowPrinter):
 
     def _value(self, position: int) -> str:
         instruction = self._body(position)
-        if instruction.op == "load" and self._half and self._schedule.wide[position]:
+        if instruction.op == "load" and self._half and self._plan.wide[position]:
             words = self._words[self._pointers[self._key(instruction.detail)]]
             return f"fx_{self._half}_bf16({self._value_at(f'{words}[j]')})"
         return super()._value(position)
 
     def _ref(self, position: int) -> str:
         text = super()._ref(position)
-        is_twice = self._schedule.wide[position] and self._body(position).op != "const"
+        is_twice = self._plan.wide[position] and self._body(position).op != "const"
         is_twice = is_twice and self._conditions.outcome(position) is None
         return text + self._half if is_twice else text
 

@@ -10,13 +10,12 @@ from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp import vector_math
 from fxkit.lower.codegen.cpp.float16_staging import HALVES
 from fxkit.lower.codegen.cpp.lane_text import LANES
+from fxkit.lower.codegen.cpp.loop_attributes import IN_STEP, WHOLE_LOOPS
 from fxkit.lower.codegen.cpp.non_temporal_stores import STREAMS
 from fxkit.lower.codegen.cpp.packed_bfloat16 import PAIRS
 from fxkit.lower.codegen.cpp.prefetching import PREFETCHES
-from fxkit.lower.codegen.cpp.row_sums import WHOLE_LOOPS
 from fxkit.lower.codegen.cpp.tiles import TRANSPOSE
 from fxkit.lower.codegen.cpp.transposed_tiles import TURN
-from fxkit.lower.codegen.cpp.unroll_and_jam import IN_STEP
 from fxkit.lower.loop_ir.loop_ir import Kernel
 
 

@@ -1,38 +1,11 @@
-"""Parts of a row: those that threads share, and the stretches of a loop."""
+"""Where loops over a stretch of a row begin and end, as text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from fxkit.lower.codegen.cpp.kernel_printer import PARTS
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div
-from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.scheduling.index_intervals import IndexInterval
-from fxkit.lower.scheduling.row_sweeps import Schedule
-
-# Where there are fewer rows than this, threads share long rows.
-FEW_ROWS = 8
-LONG_ROW = 1 << 16
-
-# Their parts are as long as each other but for so many elements: four vectors.
-EVEN = 64
-
-
-def is_shared(kernel: Kernel, plan: Schedule) -> bool:
-    """Tell whether threads share the rows of a kernel with reductions."""
-    return (
-        len(kernel.row_sizes) == 1
-        and kernel.row_sizes[-1] >= LONG_ROW
-        and math.prod(kernel.outer_sizes) < FEW_ROWS
-        and not plan.buffers
-        and not any(i.is_scan or i.op == "check" for i in kernel.body)
-    )
-
-
-def part_length(length: int) -> int:
-    """Return how many elements a part of a shared row has."""
-    return ceil_div(length, PARTS * EVEN) * EVEN
 
 
 def clipped(

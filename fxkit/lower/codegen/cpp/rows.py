@@ -6,87 +6,55 @@ import functools
 import math
 from collections.abc import Iterable
 
-import torch
-
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cpp.float16_bit_copies import only_moves
 from fxkit.lower.codegen.cpp.float16_staging import BLOCK as FLOAT16_BLOCK
-from fxkit.lower.codegen.cpp.kernel_printer import PARTS
-from fxkit.lower.codegen.cpp.lane_loops import MOST, needed_values
 from fxkit.lower.codegen.cpp.loop_conditions import LoopConditions
-from fxkit.lower.codegen.cpp.prefetching import ASKED, next_rows, prefetch, short_rows
-from fxkit.lower.codegen.cpp.row_invariants import CommonValues, common_values
-from fxkit.lower.codegen.cpp.row_parts import clipped, is_shared, part_length, row_offset
-from fxkit.lower.codegen.cpp.row_sums import FEW, RowSums, block_size
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
-from fxkit.lower.codegen.cpp.softmax_powers import EarlyPowers, early_powers
+from fxkit.lower.codegen.cpp.prefetching import prefetch
+from fxkit.lower.codegen.cpp.row_parts import clipped, row_offset
 from fxkit.lower.codegen.cpp.softmax_without_maximum import SoftmaxWithoutMaximum
-from fxkit.lower.codegen.cpp.unroll_and_jam import is_ordered, is_stepped, step_type
-from fxkit.lower.codegen.cpp.vector_loops import Bounds, Lanes, Loop
-from fxkit.lower.loop_ir.loop_ir import Access, Kernel
-from fxkit.lower.scheduling.index_intervals import IndexInterval, stretches
-from fxkit.lower.scheduling.row_sweeps import MAX_BUFFER_BYTES, RowSweep, schedule
+from fxkit.lower.codegen.cpp.vector_loops import Bounds, Loop
+from fxkit.lower.loop_ir.loop_ir import Access
+from fxkit.lower.loop_ir.runtime_parameters import ceil_div, is_runtime
+from fxkit.lower.scheduling.cpu.cpu_schedule import PARTS, AlongRows, CpuSchedule
+from fxkit.lower.scheduling.cpu.lane_loops import MOST, needed_values
+from fxkit.lower.scheduling.cpu.prefetch_rows import ASKED
+from fxkit.lower.scheduling.cpu.row_sums import FEW, block_size
+from fxkit.lower.scheduling.cpu.split_rows_across_threads import part_length
+from fxkit.lower.scheduling.index_intervals import IndexInterval
+from fxkit.lower.scheduling.row_sweeps import MAX_BUFFER_BYTES, RowSweep
 
-# A row without reductions is cut into tiles of this many elements, for the threads to share.
-TILE = 4096
+# What a loop writes for each element besides its results, by its bytes.
+_MARKERS = {1: "unsigned char", 2: "unsigned short"}
 
 
 class RowPrinter(SoftmaxWithoutMaximum):
     """Writes a kernel that handles one row, or a part of a row without reductions, at a time."""
 
-    def __init__(self, kernel: Kernel, name: str) -> None:
-        super().__init__(kernel, name, schedule(kernel))
-        self._length = kernel.row_sizes[-1]
-        is_whole = any(i.is_reduction or i.is_scan for i in kernel.body)
-        self._is_tiled, self._tiles, self._tile_length = False, 1, TILE
-        self._common = self._common_values(kernel)
-        if not is_whole and (is_runtime(self._length) or self._length > TILE):
-            self._cut_into_tiles(TILE)
-        self._is_cut = is_whole and is_shared(kernel, self._schedule)
-        self._stretches = stretches(kernel)
-        self._row_sums = RowSums(kernel, self._stretches)
-        self._conditions = LoopConditions(kernel)
-        self._is_stepped = is_stepped(kernel)
-        if not self._is_cut:
-            self._choose_streams()
+    def __init__(self, schedule: CpuSchedule, name: str) -> None:
+        super().__init__(schedule, name)
+        assert isinstance(schedule.traversal, AlongRows)
+        self._length = schedule.kernel.row_sizes[-1]
+        self._tile_length, self._is_split = schedule.traversal.tile, schedule.traversal.is_split
+        self._tiles = ceil_div(self._length, self._tile_length) if self._tile_length else 1
+        self._common = schedule.common
+        self._row_sums = schedule.row_sums
+        self._conditions = LoopConditions(schedule.kernel)
+        self._jammed = schedule.jammed
         self._block = block_size()
 
     def _attribute(self) -> str:
-        if any(map(self._row_sums.has_whole_loops, self._schedule.sweeps)):
+        if any(map(self._row_sums.has_whole_loops, self._plan.sweeps)):
             return "FX_WHOLE_LOOPS "
-        return "FX_SCHEDULED " if self._is_stepped and is_ordered(self._kernel) else ""
-
-    def _find_early(self) -> list[EarlyPowers]:
-        if self._is_cut or self._is_stepped or len(self._kernel.row_sizes) != 1:
-            return []
-        found = early_powers(self._kernel, self._schedule, self._facts)
-        return [
-            early
-            for early in found
-            if self._lanes_of(early.both)
-            and not self._parts_of(early.both)
-            and not self._row_sums.are_in_double(early.both)
-        ]
-
-    def _cut_into_tiles(self, length: int) -> None:
-        """Divide each row into tiles of so many elements, of which the last one may have fewer."""
-        self._is_tiled, self._tile_length = True, length
-        self._common = CommonValues()
-        self._tiles = ceil_div(self._length, length)
+        return "FX_SCHEDULED " if self._jammed and self._jammed.is_ordered else ""
 
     def _workshare_tiles(self) -> None:
-        if not self._is_cut:
+        if not self._is_split:
             super()._workshare_tiles()
-
-    def _common_values(self, kernel: Kernel) -> CommonValues:
-        """Return what rows have in common, unless they are but moved."""
-        is_moved = all(only_moves(self._kernel, one) for one in self._schedule.sweeps)
-        return CommonValues() if is_moved else common_values(kernel)
 
     def _before_tiles(self) -> None:
         """Print a loop over what the rows have in common, and what they expect of each other."""
         self._declare_expectations()
-        common, length = self._common, self._tile_length if self._is_tiled else self._length
+        common, length = self._common, self._tile_length or self._length
         if not common:
             return
         body = [self._body(value) for value in common.computed]
@@ -95,7 +63,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
             kind = cpp_text.MEMORY[self._body(value).dtype]
             self._add(f"alignas(64) {kind} c{value}[{length}];")
         self._open("{")
-        if self._is_tiled:
+        if self._tile_length:
             self._add("const long begin = 0;")
         bounds = Bounds("0", str(length), length)
         self._vector_loops(bounds, [Loop("#pragma omp simd", self._common_body)])
@@ -109,22 +77,22 @@ class RowPrinter(SoftmaxWithoutMaximum):
 
     def _common_element(self, value: int) -> str:
         """Return the text of an element that the rows have in common."""
-        return f"c{value}[{'j - begin' if self._is_tiled else 'j'}]"
+        return f"c{value}[{'j - begin' if self._tile_length else 'j'}]"
 
     def _tile_count(self) -> int:
         return math.prod(self._kernel.outer_sizes) * self._tiles
 
     def _tile_index(self) -> None:
-        row = f"tile / {self._tiles}" if self._is_tiled else "tile"
+        row = f"tile / {self._tiles}" if self._tile_length else "tile"
         self._outer_index(row, self._kernel.outer_sizes)
-        if self._is_tiled:
+        if self._tile_length:
             full = f"begin + {self._tile_length}"
             self._add(f"const long begin = tile % {self._tiles} * {self._tile_length};")
             self._add(f"const long end = {full} < {self._length} ? {full} : {self._length};")
 
     def _declare(self) -> None:
         dropped = {value for early in self._early.values() for value in early.dropped}
-        for value in sorted({*self._schedule.buffers} - dropped):
+        for value in sorted({*self._plan.buffers} - dropped):
             size = math.prod(self._kernel.row_sizes)
             if is_runtime(size):
                 size = MAX_BUFFER_BYTES // self._body(value).dtype.itemsize
@@ -144,24 +112,25 @@ class RowPrinter(SoftmaxWithoutMaximum):
     def _sweep(self, one: RowSweep) -> None:
         if one in self._early:
             self._early_sweep(one, self._early[one])
-        elif self._is_cut:
-            self._cut_sweep(one)
+        elif self._is_split:
+            self._split_sweep(one)
         else:
-            self._uncut_sweep(one, *(("begin", "end") if self._is_tiled else ("0", self._length)))
+            bounds = ("begin", "end") if self._tile_length else ("0", self._length)
+            self._whole_sweep(one, *bounds)
         for p in one.reductions:
             if self._is_float_sum(p):
                 self._add(f"const float s{p} = (float)t{p};")
                 if self._facts.is_only_divisor(p):
                     self._add(f"const float inverse{p} = (float)(1.0 / t{p});")
 
-    def _cut_sweep(self, one: RowSweep) -> None:
+    def _split_sweep(self, one: RowSweep) -> None:
         """Print a sweep over parts of a row, which threads share, and put its results together."""
         names = {p: f"{'t' if self._is_float_sum(p) else 'v'}{p}" for p in one.reductions}
         size = part_length(self._length)
         for p, name in names.items():
             self._add(f"{self._total_type(p)} {name}_of[{PARTS}];")
         self._open_parts(self._length, size)
-        self._uncut_sweep(one, "first", "last")
+        self._whole_sweep(one, "first", "last")
         for name in names.values():
             self._add(f"{name}_of[part] = {name};")
         self._close()
@@ -173,7 +142,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
                 self._fold(p, name, f"{name}_of[part]")
             self._close()
 
-    def _uncut_sweep(self, one: RowSweep, begin: str | int, end: str | int) -> None:
+    def _whole_sweep(self, one: RowSweep, begin: str | int, end: str | int) -> None:
         """Print a sweep over a row, or over a part of it."""
         self._declare_accumulators(one)
         self._along_part(one, begin, end)
@@ -190,27 +159,25 @@ class RowPrinter(SoftmaxWithoutMaximum):
         sums = [p for p in one.reductions if self._is_float_sum(p)]
         depth = self._depth
         self._open_row_axes()
-        next_rows = self._next_rows(one)
-        if next_rows:
-            begin, end = self._ask_for_rows(next_rows)
+        if self._schedule.next_rows and one is self._plan.sweeps[-1]:
+            begin, end = self._ask_for_rows(self._schedule.next_rows)
         block = self._sum_block(one)
         if sums and (is_runtime(self._length) or self._length > block):
             begin, end = self._open_blocks(begin, end, block)
         self._is_in_double = bool(sums) and self._row_sums.are_in_double(one)
         for p in sums:
             self._add(f"{'double' if self._is_in_double else 'float'} v{p} = 0;")
-        asked = {} if self._is_tiled else short_rows(self._kernel)
-        for access, ahead in asked.items():
+        for access, ahead in self._schedule.prefetched.items():
             self._prefetch(access, "0", str(self._length), ahead)
-        self._parts = self._parts_of(one)
-        is_stepped = self._is_stepped and not self._parts
-        if is_stepped:
+        self._parts = self._schedule.parts_of(one)
+        is_jammed = self._jammed is not None and not self._parts
+        if is_jammed:
             self._open_steps()
         if self._has_near_version(one):
             self._near_loops(one, begin, end)
         else:
             self._divided_loops(one, begin, end)
-        if is_stepped:
+        if is_jammed:
             self._add("FX_STEPPED();")
         for p in sums:
             self._add(f"t{p} += v{p};")
@@ -224,8 +191,13 @@ class RowPrinter(SoftmaxWithoutMaximum):
 
     def _open_steps(self) -> None:
         """Declare what a loop in step writes besides its results."""
-        count = min(self._tile_length, self._length)
-        self._add(f"FX_STEPS({step_type(self._kernel)}, {count});")
+        assert self._jammed is not None
+        kind = _MARKERS[self._jammed.marker_bytes]
+        self._add(f"FX_STEPS({kind}, {self._marker_count});")
+
+    @property
+    def _marker_count(self) -> int:
+        return min(self._tile_length or self._length, self._length)
 
     def _divided_loops(self, one: RowSweep, begin: str | int, end: str | int) -> None:
         """Print the loops of a sweep, for either outcome of a condition that divides them."""
@@ -249,7 +221,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
             end: Where it ends.
             clause: A clause for each loop, besides those that what it does asks for.
         """
-        for stretch in self._stretches_of(one):
+        for stretch in self._schedule.stretches_of(one):
             first, last = clipped(stretch, begin, end, self._length)
             block = block_size() if one.reductions else FLOAT16_BLOCK
             bounds = Bounds(str(first), str(last), self._most(first, last), block)
@@ -271,14 +243,6 @@ class RowPrinter(SoftmaxWithoutMaximum):
         body = functools.partial(self._stepped_body, one, begin)
         self._folding_loops(bounds, [self._loop_of(one, one.values, body, clause)])
 
-    def _lanes_of(self, one: RowSweep) -> Lanes | None:
-        common = [p for p in self._common.kept if p in one.values]
-        are_floats = all(self._body(p).dtype == torch.float32 for p in common)
-        return super()._lanes_of(one) if are_floats else None
-
-    def _lengths(self) -> tuple[int, ...]:
-        return (self._length, self._tile_length) if self._is_tiled else (self._length,)
-
     def _pragma(self, values: Iterable[int], reductions: Iterable[int], clause: str) -> str:
         """Return what stands before a loop; nothing where it can't become vector code."""
         if any(self._body(p).is_scan for p in values):
@@ -293,20 +257,12 @@ class RowPrinter(SoftmaxWithoutMaximum):
             return self._block
         if str(begin) == "from":
             return ASKED
-        return self._tile_length if self._is_tiled else self._length
+        return self._tile_length or self._length
 
     def _stepped_body(self, one: RowSweep, begin: str | int) -> None:
-        if self._is_stepped:
-            self._add(f"FX_STEP(j - {begin});" if self._is_tiled else "FX_STEP(j);")
+        if self._jammed:
+            self._add(f"FX_STEP(j - {begin});" if self._tile_length else "FX_STEP(j);")
         self._loop_body(one)
-
-    def _next_rows(self, one: RowSweep) -> list[Access]:
-        """Return one access for each pointer whose next row a sweep asks for, part by part."""
-        if self._is_cut or self._is_stepped or self._has_halves:
-            return []
-        if len(self._stretches_of(one)) != 1:
-            return []
-        return next_rows(self._kernel, self._schedule, one)
 
     def _ask_for_rows(self, accesses: Iterable[Access]) -> tuple[str, str]:
         """Open a loop over parts of a row that asks for as much of others, and return its part."""
@@ -408,7 +364,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
             text = cpp_text.expression(instruction, [], instruction.dtype)
         else:
             text = f"{'s' if self._is_float_sum(position) else 'v'}{position}"
-        return f"fx_all({text})" if self._at_once and not self._schedule.wide[position] else text
+        return f"fx_all({text})" if self._at_once and not self._plan.wide[position] else text
 
     def _lane_terms(self, access: Access) -> list[str]:
         return []

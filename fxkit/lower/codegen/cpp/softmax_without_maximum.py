@@ -1,16 +1,15 @@
-"""Rows whose softmax may run as a speculative single pass; see `softmax_powers`."""
+"""Rows whose softmax may run as a speculative single pass; see `speculate_softmax`."""
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 
 from fxkit import cpu_info
 from fxkit.lower.codegen.cpp.float16_rows import Float16Rows
-from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
-from fxkit.lower.codegen.cpp.softmax_powers import NEAR, EarlyPowers
-from fxkit.lower.loop_ir.loop_ir import Kernel
-from fxkit.lower.scheduling.row_sweeps import RowSweep, Schedule
+from fxkit.lower.loop_ir.runtime_parameters import is_runtime
+from fxkit.lower.scheduling.cpu.cpu_schedule import CpuSchedule, EarlyPowers
+from fxkit.lower.scheduling.cpu.speculate_softmax import NEAR
+from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # So many powers have a sum in float32, and 8 such sums; theirs are summed in float64. A lane adds
 # at most 16 powers of a block: 8 lanes those of the longer one; 4, of SSE or NEON, half as many.
@@ -30,18 +29,15 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
     was tried.
 
     Args:
-        kernel: The kernel.
+        schedule: How the kernel is computed.
         name: Name of the function.
-        plan: The kernel's sweeps.
     """
 
-    def __init__(self, kernel: Kernel, name: str, plan: Schedule) -> None:
-        super().__init__(kernel, name, plan)
+    def __init__(self, schedule: CpuSchedule, name: str) -> None:
+        super().__init__(schedule, name)
         self._undiminished: EarlyPowers | None = None  # whose powers are taken early
-
-    @abstractmethod
-    def _find_early(self) -> list[EarlyPowers]:
-        """Return the softmaxes whose powers are taken early."""
+        # The softmaxes whose powers are taken early, by each of the two sweeps of theirs.
+        self._early = {one: early for early in schedule.speculative for one in early.original}
 
     @abstractmethod
     def _along_row(self, one: RowSweep) -> None:
@@ -50,11 +46,6 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
     @abstractmethod
     def _row_loops(self, one: RowSweep, begin: str | int, end: str | int) -> None:
         """Print the loops of a sweep over a part of a row."""
-
-    @functools.cached_property
-    def _early(self) -> dict[RowSweep, EarlyPowers]:
-        """The softmaxes whose powers are taken early, by each of the two sweeps of theirs."""
-        return {one: early for early in self._find_early() for one in early.original}
 
     @property
     def _expectations(self) -> list[str]:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import torch
 
-from fxkit.lower.codegen.cpp.known_values import KnownValues
 from fxkit.lower.codegen.cpp.text import TYPES, integer_between
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.scheduling.known_values import KnownValues
 
 # What `fx_exp_down` serves: up to here exp needs no scaling in two steps.
 _MOST_EXPONENT = 40

@@ -11,8 +11,8 @@ import math
 
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.rows import RowPrinter
-from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
-from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.loop_ir.runtime_parameters import is_runtime
+from fxkit.lower.scheduling.cpu.cpu_schedule import CpuSchedule
 from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # Rows in a part, and in one of a kernel of fewer rows than `FEW`, whose threads want parts too.
@@ -33,10 +33,9 @@ extern "C" void free(void* memory) noexcept;
 class SummingPrinter(RowPrinter):
     """Writes a kernel that handles one row at a time, and adds it to sums."""
 
-    def __init__(self, kernel: Kernel, name: str) -> None:
-        super().__init__(kernel, name)
-        self._is_cut = False
-        self._sums = [p for p, store in enumerate(kernel.stores) if store.is_sum]
+    def __init__(self, schedule: CpuSchedule, name: str) -> None:
+        super().__init__(schedule, name)
+        self._sums = [p for p, store in enumerate(schedule.kernel.stores) if store.is_sum]
 
     def text(self) -> str:
         """Return the function's text."""

@@ -6,9 +6,10 @@ import math
 
 import torch
 
-from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeFloat, RuntimeInt
+from fxkit.lower.loop_ir.bits import Number
 from fxkit.lower.loop_ir.loop_ir import Instruction
 from fxkit.lower.loop_ir.monoids import neutral_element
+from fxkit.lower.loop_ir.runtime_parameters import RuntimeFloat, RuntimeInt
 from fxkit.lower.loop_ir.scalar_functions import SCALAR_FUNCTIONS, ScalarFunction
 
 TYPES = {
@@ -77,6 +78,12 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
         return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
     text = f"{float(value)!r}{suffix}"
     return f"({text})" if text.startswith("-") else text
+
+
+def float16_literal(number: Number) -> str:
+    """Return the sixteen bits of a number that float16 has, as text."""
+    value = torch.tensor(float(number), dtype=torch.float16).view(torch.int16).item()
+    return f"(unsigned short){int(value) & 0xFFFF:#06x}"
 
 
 def _integer(value: int) -> str:
@@ -163,12 +170,6 @@ def is_near_function(instruction: Instruction) -> bool:
         return False
     has_double = instruction.op == "fmod" and instruction.dtype == torch.float64
     return has_double or instruction.dtype == torch.float32
-
-
-def calls_function(instruction: Instruction) -> bool:
-    """Tell whether an operation takes many instructions, such as an exponential."""
-    function = SCALAR_FUNCTIONS.get(instruction.op)
-    return function is not None and function.is_call and instruction.dtype.is_floating_point
 
 
 def _called(body: tuple[Instruction, ...]) -> list[tuple[ScalarFunction, torch.dtype]]:

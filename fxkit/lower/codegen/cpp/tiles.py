@@ -1,29 +1,19 @@
-"""Tiled transposition: kernels that read memory across the order in which they write it.
-
-A transposed operand is contiguous along an outer axis. Read in the order of the row, each of its
-elements costs a cache line; so a tile of it is transposed first, in vector registers, into a
-square staging buffer that is then read in order.
-"""
+"""Tiles of two axes, the row and one that crosses it, of which transposed operands are staged."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.kernel_printer import KernelPrinter, scaled
-from fxkit.lower.codegen.cpp.non_temporal_stores import streamed_accesses
 from fxkit.lower.codegen.cpp.prefetching import prefetch
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.codegen.cpp.vector_loops import Bounds, Loop
-from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel
-from fxkit.lower.scheduling.row_sweeps import RowSweep, schedule
-
-# Elements in a tile, and elements of a row in it: the longer its rows, the better the hardware
-# foresees what else is read along them, and what is written.
-ELEMENTS = 8192
-COLUMNS = (64, 128)
+from fxkit.lower.loop_ir.loop_ir import Access, Instruction
+from fxkit.lower.loop_ir.runtime_parameters import ceil_div, is_runtime
+from fxkit.lower.scheduling.cpu.cpu_schedule import CpuSchedule, InCrossingTiles
+from fxkit.lower.scheduling.cpu.tile_crossing_axes import ELEMENTS, crossed_by
+from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # How many rows ahead a tile asks for what lies along its rows: their pieces are too short for the
 # hardware to foresee the next one.
@@ -74,21 +64,22 @@ template <class T> static __attribute__((noinline, noclone)) void fx_transpose(
 
 
 class TilePrinter(KernelPrinter):
-    """Writes a kernel without reductions in tiles of two axes: the row, and one that crosses it."""
+    """Writes a kernel without reductions in tiles of two axes: the row, and one that crosses it.
 
-    def __init__(self, kernel: Kernel, name: str) -> None:
-        super().__init__(kernel, name, schedule(kernel))
-        axis = crossing_axis(kernel)
-        if axis is None:
-            raise ValueError("expected a kernel with a transposed operand")
-        self._axis = axis
-        self._others = [a for a in range(len(kernel.outer_sizes)) if a != axis]
-        length = kernel.sizes[-1]
-        self._columns = COLUMNS[is_runtime(length) or length > COLUMNS[0]]
-        self._rows = ELEMENTS // self._columns
-        self._down = ceil_div(kernel.sizes[axis], self._rows)
-        self._along = ceil_div(length, self._columns)
-        self._streams = streamed_accesses(kernel, self._schedule)
+    Args:
+        schedule: How the kernel is computed.
+        name: Name of the function.
+    """
+
+    def __init__(self, schedule: CpuSchedule, name: str) -> None:
+        kernel, traversal = schedule.kernel, schedule.traversal
+        super().__init__(kernel, name, schedule.plan)
+        assert isinstance(traversal, InCrossingTiles)
+        self._axis, self._rows, self._columns = traversal.axis, traversal.rows, traversal.columns
+        self._others = [a for a in range(len(kernel.outer_sizes)) if a != self._axis]
+        self._down = ceil_div(kernel.sizes[self._axis], self._rows)
+        self._along = ceil_div(kernel.sizes[-1], self._columns)
+        self._streams = schedule.streamed
 
     def _tile_count(self) -> int:
         others = math.prod(self._kernel.sizes[a] for a in self._others)
@@ -148,7 +139,7 @@ class TilePrinter(KernelPrinter):
             self._close()
 
     def _is_turned(self, instruction: Instruction) -> bool:
-        return instruction.op == "load" and _crosses(instruction) == self._axis
+        return instruction.op == "load" and crossed_by(instruction) == self._axis
 
     def _row_scalars(self, values: Iterable[int], stores: Iterable[int]) -> None:
         """Write nothing: what does not vary along the row varies along the crossing axis."""
@@ -203,25 +194,3 @@ class TilePrinter(KernelPrinter):
     def _lane_terms(self, access: Access) -> list[str]:
         stride = access.strides[self._axis]
         return [scaled("l", stride)] if stride else []
-
-
-def crossing_axis(kernel: Kernel) -> int | None:
-    """Return the outer axis along which transposed operands lie in memory, or None without any."""
-    if kernel.row_rank != 1 or any(i.is_reduction or i.is_scan for i in kernel.body):
-        return None
-    if any(not store.access.strides[-1] for store in kernel.stores):
-        return None
-    found = Counter(axis for i in kernel.body if (axis := _crosses(i)) is not None)
-    axis = max(found, key=found.__getitem__) if found else None
-    if axis is None:
-        return None
-    is_short = any(not is_runtime(n) and n < 8 for n in (kernel.sizes[axis], kernel.sizes[-1]))
-    return None if is_short else axis
-
-
-def _crosses(instruction: Instruction) -> int | None:
-    """Return the outer axis along which a load that strides along the row walks memory."""
-    if instruction.op != "load" or instruction.operands:
-        return None
-    *outer, inner = instruction.detail.strides
-    return outer.index(1) if abs(inner) > 1 and 1 in outer else None

@@ -1,9 +1,6 @@
-"""Short or sequential rows as transposed tiles: vectorised across neighbouring rows.
+"""Short or sequential rows as transposed tiles: a tile is turned over, computed, and turned back.
 
-A maximum of 5 neighbours, or a softmax of 10, leaves most of a vector along the row idle or waiting
-for its own lanes; and each element of a cumulative sum waits for the last one. So a tile of rows is
-transposed into a staging buffer first. Each step along the row is then one of full vectors, and a
-result along the row is transposed back. Of long rows, some columns are transposed at a time.
+Of long rows, some columns are transposed at a time.
 """
 
 from __future__ import annotations
@@ -11,37 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cpp.columns import LANES, ColumnPrinter
-from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
-from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel
-from fxkit.lower.scheduling.row_sweeps import MANY_ROWS, RowSweep, schedule
-
-# Longer rows have enough full vectors of their own; and those that are passed more than once, where
-# no vector is left half empty, as their tiles take more of a cache.
-LONG_ROW = 256
-LONG_PASSED_ROW = 64
-LANES_OF_VECTOR = 16
-MAX_TILE_BYTES = 1 << 16
-
-# Extrema of shorter rows are found across them; longer ones have full vectors of their own, or
-# many, unless a function takes most of the time.
-LONG_FULL_ROW = 32
-LONG_UNEVEN_ROW = 128
-
-# How long rows are whose sums and products are faster across them, by the bytes of an element: the
-# compiler writes shorter ones out, and longer ones have vectors enough.
-SUMMED = {1: range(2, 64), 2: range(2, 64), 4: range(5, 32), 8: range(5, 16)}
-
-# Cumulative sums of float32 wait less for their elements than they take to be turned over, where
-# shorter rows come from memory; those of float64, which are turned over half as fast, anywhere.
-LONG_SUMMED_ROW = 512
-CACHED_BYTES = 1 << 21
-
-# Columns of a long row that are turned over at a time, and of how many rows: with more rows, whose
-# neighbours lie far apart, memory takes several times as long.
-LONG_SCANNED_ROW = 64
-CHUNK = 64
-LANES_OF_LONG_ROWS = 16
+from fxkit.lower.codegen.cpp.columns import ColumnPrinter
+from fxkit.lower.loop_ir.loop_ir import Access
+from fxkit.lower.scheduling.cpu.cpu_schedule import AcrossTransposedRows, CpuSchedule
+from fxkit.lower.scheduling.cpu.transpose_rows import COLUMNS, lies_along
+from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # With fewer than eight columns, blocks reach into the row that follows: they read there what they
 # do not use, and write there what that row writes after them. No block reaches beyond a tile.
@@ -83,21 +54,16 @@ template <class T> static __attribute__((noinline, noclone)) void fx_turn_back(
 class TransposedTilesPrinter(ColumnPrinter):
     """Writes a kernel whose rows are turned over; its last outer axis numbers them."""
 
-    def __init__(self, kernel: Kernel, name: str) -> None:
-        self._length = kernel.sizes[-1]
-        long = LONG_SCANNED_ROW if kernel.has_scans else LONG_ROW
-        self._is_long = is_runtime(self._length) or self._length >= long
-        super().__init__(kernel, name)
-        self._is_cut = False
-        turned = (access for access in self._accesses() if _lies_along(access))
+    def __init__(self, schedule: CpuSchedule, name: str) -> None:
+        super().__init__(schedule, name)
+        assert isinstance(schedule.traversal, AcrossTransposedRows)
+        self._length, self._is_long = schedule.kernel.sizes[-1], schedule.traversal.is_long
+        turned = (access for access in self._accesses() if lies_along(access))
         self._turned = {access: f"x{place}" for place, access in enumerate(dict.fromkeys(turned))}
-
-    def _best_lanes(self) -> int:
-        return LANES_OF_LONG_ROWS if self._is_long else LANES
 
     def _declare(self) -> None:
         super()._declare()
-        columns = CHUNK if self._is_long else max(self._length, BLOCK)
+        columns = COLUMNS if self._is_long else max(self._length, BLOCK)
         for access, name in self._turned.items():
             element = cpp_text.MEMORY[self._kernel.buffers[access.buffer].dtype]
             self._add(f"alignas(64) {element} {name}[{columns * self._lanes}];")
@@ -116,8 +82,8 @@ class TransposedTilesPrinter(ColumnPrinter):
         if not self._is_long:
             super()._walk(one, begin, end)
             return
-        self._open(f"for (long chunk = {begin}; chunk < {end}; chunk += {CHUNK}) {{")
-        until = f"chunk + {CHUNK}"
+        self._open(f"for (long chunk = {begin}; chunk < {end}; chunk += {COLUMNS}) {{")
+        until = f"chunk + {COLUMNS}"
         self._add(f"const long chunk_end = {until} < {end} ? {until} : {end};")
         self._turn(self._read(one.values))
         super()._walk(one, "chunk", "chunk_end")
@@ -172,70 +138,3 @@ class TransposedTilesPrinter(ColumnPrinter):
 
     def _step(self, access: Access) -> int:
         return 1 if access in self._turned else super()._step(access)
-
-
-def is_transposed(kernel: Kernel) -> bool:
-    """Tell whether a kernel goes along rows that lie along memory, and is faster across them."""
-    if kernel.row_rank != 1 or len(kernel.sizes) < 2:
-        return False
-    loads = [i for i in kernel.body if i.op == "load" and i.detail.strides[-1]]
-    read = [i.detail for i in loads]
-    written = [store.access for store in kernel.stores if store.access.strides[-1]]
-    return (
-        _has_rows(kernel)
-        and any(map(_lies_along, read))
-        and all(_lies_along(access) or not access.strides[-2] for access in read)
-        and all(map(_lies_along, written))
-        and not any(i.operands for i in loads)
-        and _pays(kernel, {*read, *written})
-    )
-
-
-def _has_rows(kernel: Kernel) -> bool:
-    """Tell whether there are rows enough, each of which waits for its own elements."""
-    rows, length = kernel.sizes[-2:]
-    if kernel.has_scans:
-        return not is_runtime(rows) and rows >= MANY_ROWS
-    is_short = not is_runtime(length) and 1 < length < LONG_ROW
-    is_enough = is_runtime(rows) or rows >= MANY_ROWS
-    return is_short and is_enough and kernel.has_reductions
-
-
-def _lies_along(access: Access) -> bool:
-    """Tell whether neighbours in a row are neighbours in memory, and each row is another."""
-    *_, apart, step = access.strides
-    is_next = not is_runtime(step) and abs(step) == 1
-    return is_next and not access.scales and not is_runtime(apart) and apart > 0
-
-
-def _pays(kernel: Kernel, accesses: set[Access]) -> bool:
-    """Tell whether vectors along the rows would be slower."""
-    length = kernel.sizes[-1]
-    sizes = [kernel.buffers[a.buffer].dtype.itemsize for a in accesses if _lies_along(a)]
-    scans = [i for i in kernel.body if i.is_scan]
-    if scans:
-        return _scan_pays(kernel, scans, max(sizes))
-    if sum(sizes) * length * LANES > MAX_TILE_BYTES:
-        return False
-    is_full = length % LANES_OF_VECTOR == 0
-    if len(schedule(kernel, buffer_bytes=0).sweeps) > 1:
-        return length < LONG_PASSED_ROW or not is_full
-    if all(i.op in _SUMS for i in kernel.body if i.is_reduction):
-        return length in SUMMED[min(8, max(sizes))] and not is_full
-    if is_full:
-        return length < LONG_FULL_ROW
-    return length < LONG_UNEVEN_ROW or any(cpp_text.calls_function(i) for i in kernel.body)
-
-
-def _scan_pays(kernel: Kernel, scans: list[Instruction], itemsize: int) -> bool:
-    """Tell whether rows with cumulative operations wait for their elements longer than to turn."""
-    if any(i.dtype.is_floating_point and i.op not in _SUMS for i in scans):
-        return True
-    if itemsize >= 8 or not any(i.dtype.is_floating_point or i.op not in _SUMS for i in scans):
-        return False
-    length, points = kernel.sizes[-1], kernel.points
-    is_small = itemsize < 4 or is_runtime(points) or points * itemsize <= CACHED_BYTES
-    return is_small or is_runtime(length) or length >= LONG_SUMMED_ROW
-
-
-_SUMS = frozenset({"reduce_add", "reduce_mul", "scan_add", "scan_mul"})

@@ -11,9 +11,11 @@ import torch
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.float16_staging import BLOCK, StagedHalves
 from fxkit.lower.codegen.cpp.lines import Lines
-from fxkit.lower.codegen.cpp.non_temporal_stores import LINE_BYTES, ROOM, Room, element_bytes
-from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
+from fxkit.lower.codegen.cpp.non_temporal_stores import Room
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
+from fxkit.lower.loop_ir.runtime_parameters import is_runtime
+from fxkit.lower.scheduling.cpu.lanes import Lanes
+from fxkit.lower.scheduling.cpu.stream_stores import LINE_BYTES, ROOM, element_bytes
 
 
 @dataclass(frozen=True)
@@ -60,22 +62,6 @@ class Loop:
     rounded: tuple[int, ...] = ()
     lanes: Lanes | None = None
     folded: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """How a loop handles many elements at once; see `lanes.h`.
-
-    Attributes:
-        is_even: Whether there are as many elements left whenever it goes on.
-    """
-
-    is_even: bool
-
-    @property
-    def which(self) -> str:
-        """What says to a function which elements there are, as a last argument."""
-        return "" if self.is_even else ", on"
 
 
 class VectorLoops(Lines, ABC):

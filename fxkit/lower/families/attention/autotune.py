@@ -12,10 +12,10 @@ from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, all_near, near, strided
 from fxkit.lower.building import toolchain
 from fxkit.lower.codegen.cpp.preamble import preamble
-from fxkit.lower.codegen.cpp.runtime_parameters import fully_parametrised, packed_parameters
 from fxkit.lower.families.attention.attention import Attention
 from fxkit.lower.families.attention.printer import AttentionPrinter
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.loop_ir.runtime_parameters import fully_parametrised, packed_parameters
 
 
 def attention_objection(kernel: Kernel) -> str | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from fxkit.lower.codegen.cpp import text as cpp_text
-from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_runtime
 from fxkit.lower.families.attention.attention import Attention
 from fxkit.lower.families.family import WholePrinter
 from fxkit.lower.families.products.printer import (
@@ -19,6 +18,7 @@ from fxkit.lower.families.products.printer import (
     may_have_few,
 )
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
+from fxkit.lower.loop_ir.runtime_parameters import RuntimeInt, ceil_div, is_runtime
 from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # Queries that share what is brought into the cache.

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.families.convolutions.printer import ConvolutionPrinter
 from fxkit.lower.families.products.printer import COLUMNS, TILES_PER_THREAD
 from fxkit.lower.loop_ir.convolution import MOST_ACROSS, Convolution
+from fxkit.lower.loop_ir.runtime_parameters import ceil_div, is_runtime
 
 # Pixels of a tile, where a pair of rows has no more.
 MOST_PIXELS = 384

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.codegen.cpp.text import TYPES
 from fxkit.lower.families.integer_products.printer import IntegerProductPrinter
 from fxkit.lower.families.products.printer import BLOCKS, ProductPrinter, boolean
 from fxkit.lower.loop_ir.int4_product import Int4Product
+from fxkit.lower.loop_ir.runtime_parameters import is_runtime
 
 # Columns of a panel, FX_GROUP_COLUMNS in the text.
 COLUMNS = 64

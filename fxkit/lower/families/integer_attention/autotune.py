@@ -11,10 +11,10 @@ from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, strided
 from fxkit.lower.building import toolchain
 from fxkit.lower.codegen.cpp.preamble import preamble
-from fxkit.lower.codegen.cpp.runtime_parameters import fully_parametrised, packed_parameters
 from fxkit.lower.families.integer_attention.nodes import IntegerAttention
 from fxkit.lower.families.integer_attention.printer import IntegerAttentionPrinter
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.loop_ir.runtime_parameters import fully_parametrised, packed_parameters
 
 
 def no_objection(kernel: Kernel) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from fxkit.lower.codegen.cpp.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.families.integer_products.printer import COLUMNS, IntegerProductPrinter
 from fxkit.lower.families.products.printer import BLOCKS, boolean
 from fxkit.lower.loop_ir.integer_convolution import IntegerConvolution
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.loop_ir.runtime_parameters import ceil_div, is_runtime
 
 # Bytes of the windows of a block, which the panels of a block share; a multiple of FX_TILE_ROWS
 # rows of 64 bytes. Longer windows are gathered part by part, for each panel again.

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fxkit.lower.codegen.cpp.kernel_printer import TEAM, WORKSHARE, WORKSHARE_IN_TEAM, scaled
-from fxkit.lower.codegen.cpp.runtime_parameters import RuntimeInt, ceil_div, is_runtime
 from fxkit.lower.families.products.row_epilogue import RowEpiloguePrinter
 from fxkit.lower.loop_ir.convolution import Convolution
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.loop_ir.product import Product
+from fxkit.lower.loop_ir.runtime_parameters import RuntimeInt, ceil_div, is_runtime
 from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # Columns of a panel; FX_COLUMNS in the text.

@@ -6,10 +6,10 @@ import functools
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
-from fxkit.lower.codegen.cpp.lane_loops import MOST, epilogue_gains_in_lanes, is_shorter_alone
-from fxkit.lower.codegen.cpp.runtime_parameters import is_runtime
 from fxkit.lower.codegen.cpp.vector_loops import Lanes, Loop
 from fxkit.lower.families.family import WholePrinter
+from fxkit.lower.loop_ir.runtime_parameters import is_runtime
+from fxkit.lower.scheduling.cpu.lane_loops import MOST, epilogue_gains_in_lanes, is_shorter_alone
 
 
 class RowEpiloguePrinter(WholePrinter):

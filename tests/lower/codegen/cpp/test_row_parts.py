@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fxkit.lower.codegen.cpp.kernel_printer import PARTS
 from fxkit.lower.codegen.cpp.loop_conditions import LoopConditions
-from fxkit.lower.codegen.cpp.row_parts import EVEN, LONG_ROW, clipped, part_length, row_offset
+from fxkit.lower.codegen.cpp.row_parts import clipped, row_offset
 from fxkit.lower.loop_ir.builder import Builder
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.scheduling.cpu.cpu_schedule import PARTS
+from fxkit.lower.scheduling.cpu.split_rows_across_threads import EVEN, LONG_ROW, part_length
 from fxkit.lower.scheduling.index_intervals import IndexInterval
 
 

@@ -10,7 +10,7 @@ from torch import fx
 
 import fxkit
 from fxkit.lower import to_cpp
-from fxkit.lower.codegen.cpp.row_parts import LONG_ROW
+from fxkit.lower.scheduling.cpu.split_rows_across_threads import LONG_ROW
 from tests.lower.kernels import ALWAYS, text_of
 from tests.sampling import one_in
 

@@ -12,8 +12,8 @@ from fxkit.lower.codegen.cuda.nest_printer import CudaNestPrinter, index_type
 from fxkit.lower.codegen.cuda.printer import nests_of, print_kernel, print_unit, scratch_bytes
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.loop_ir.loop_nest import ThreadMapping
-from fxkit.lower.scheduling.choose_thread_mapping import choose_mapping, objection
-from fxkit.lower.scheduling.hold_in_registers import held_in_registers
+from fxkit.lower.scheduling.gpu.choose_thread_mapping import choose_mapping, objection
+from fxkit.lower.scheduling.gpu.hold_in_registers import held_in_registers
 from tests.lower.codegen.cuda.cases import CASES, Program, case, layer_norm, softmax
 
 

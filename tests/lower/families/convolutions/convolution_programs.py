@@ -16,13 +16,13 @@ from fxkit.analysis.tensor_types import propagate_types
 from fxkit.demo.judge import relative_error
 from fxkit.lower import to_cpp
 from fxkit.lower.building import toolchain
-from fxkit.lower.codegen.cpp.runtime_parameters import packed_parameters
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.convolutions.nodes import convolution_product
 from fxkit.lower.families.products.regions import alone
 from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.lower.loop_ir.interpreter import interpret
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.loop_ir.runtime_parameters import packed_parameters
 
 Following = Callable[..., torch.Tensor]
 

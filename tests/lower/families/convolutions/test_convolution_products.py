@@ -17,7 +17,6 @@ from fxkit.lower import to_cpp
 from fxkit.lower.autotuning import times as trial_times
 from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
-from fxkit.lower.codegen.cpp.runtime_parameters import fully_parametrised
 from fxkit.lower.compiling import whole_operators
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.convolutions import autotune as convolution_trial
@@ -26,6 +25,7 @@ from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.autotune import timed_beside
 from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.lower.loop_ir.product import Product
+from fxkit.lower.loop_ir.runtime_parameters import fully_parametrised
 from tests.lower.families.convolutions.convolution_programs import (
     Program,
     Residual,

@@ -20,13 +20,13 @@ from fxkit.lower import to_cpp
 from fxkit.lower.autotuning import times as trial_times
 from fxkit.lower.building.build import build
 from fxkit.lower.building.toolchain import vector_library
-from fxkit.lower.codegen.cpp.runtime_parameters import fully_parametrised
 from fxkit.lower.compiling import whole_operators
 from fxkit.lower.cpp_printer import print_unit
 from fxkit.lower.families.convolutions import autotune as convolution_trial
 from fxkit.lower.families.convolutions.nodes import convolution_product
 from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.lower.loop_ir.loop_ir import Kernel
+from fxkit.lower.loop_ir.runtime_parameters import fully_parametrised
 from tests.lower.families.convolutions.convolution_programs import (
     Program,
     as_it_is,

@@ -1,0 +1,1 @@
+"""The schedule of a kernel on a CPU: one decision a file."""

@@ -17,8 +17,10 @@ from fxkit.ir.types import TensorType, set_type, type_of
 from fxkit.lower.autotuning.times import MIN_TERMS
 from fxkit.lower.building.toolchain import has_compiler
 from fxkit.lower.compiling.layout_of_images import ImageLayoutPropagation
+from fxkit.lower.families.convolutions.autotune import unpacked_is_faster
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost, has_kernel
 from fxkit.lower.library_calls import packed_convolution as packed
+from fxkit.lower.library_calls.onednn import Settings
 from fxkit.passes.base import Pass, PassContext
 from fxkit.passes.canonicalise_copies import CanonicaliseCopies
 from fxkit.passes.layers.layers import Layer, layer_of
@@ -35,6 +37,9 @@ MIN_WORK = 1 << 21
 # find whether it changed.
 MIN_LAYER_WORK = 1 << 17
 MIN_USES = 32
+
+# Parts of fewer channels than these may be slower than eager, which takes all of them at once.
+FEW_CHANNELS = 16
 
 # Fewer convolutions of dense windows gain less than it costs to turn their images, in and out.
 FEWEST_DENSE = 2
@@ -207,7 +212,24 @@ class _Packer(ImageLayoutPropagation):
     def _pays(self, layer: Layer) -> bool:
         """Tell whether a layer is surely a kernel, or large enough for oneDNN."""
         enough = max(MIN_LAYER_WORK, MIN_USES * layer.weight.numel())
-        return _is_surely_kernel(layer) or _work(layer) >= enough
+        if _is_surely_kernel(layer):
+            return True
+        return _work(layer) >= enough and not self._is_slower_in_parts(layer)
+
+    def _is_slower_in_parts(self, layer: Layer) -> bool:
+        """Tell whether a layer that oneDNN would convolve in thin parts is faster as it is."""
+        parts, known = packed.parts_of(layer.weight.shape, layer.groups), type_of(layer.input)
+        if not parts or len(parts) == 1 or parts[0][1] >= FEW_CHANNELS or not has_compiler():
+            return False
+        assert isinstance(known, TensorType)
+        arguments = layer.call.arguments
+        stride, padding, dilation = (
+            _pair(arguments[name]) for name in ("stride", "padding", "dilation")
+        )
+        settings = Settings(stride, padding, dilation, layer.groups)
+        return unpacked_is_faster(
+            known.shape, layer.weight, settings, has_norm=self._with_norm(layer).norm is not None
+        )
 
     def _image(self, image: fx.Node, known: TensorType, layer: Layer) -> fx.Node:
         """Return an image whose channels are innermost, whatever the strides of single pixels."""

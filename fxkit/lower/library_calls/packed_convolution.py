@@ -97,14 +97,10 @@ def operator() -> Any:
 
 def _type(input: TensorType, weight: TensorType, *given: Any) -> TensorType:
     """Return the type of what `convolution` returns, from what it is given."""
-    *sources, _, stride, padding, dilation, _, _ = given
-    channels, _, *windows = weight.shape
-    height, width = (
-        (size + 2 * pad - step * (window - 1) - 1) // by + 1
-        for size, window, by, pad, step in zip(
-            input.shape[2:], windows, stride, padding, dilation, strict=True
-        )
-    )
+    *sources, _, stride, padding, dilation, groups, _ = given
+    settings = Settings(stride, padding, dilation, groups)
+    channels = weight.shape[0]
+    height, width = result_size(input.shape[2:], weight.shape[2:], settings)
     is_followed = any(it is not None and it.requires_grad for it in (input, weight, *sources))
     return replace(
         input,
@@ -112,6 +108,17 @@ def _type(input: TensorType, weight: TensorType, *given: Any) -> TensorType:
         stride=(channels * height * width, 1, width * channels, channels),
         requires_grad=torch.is_grad_enabled() and is_followed,
     )
+
+
+def result_size(image: Sequence[int], window: Sequence[int], settings: Settings) -> tuple[int, int]:
+    """Return height and width of what a convolution makes of images."""
+    height, width = (
+        (size + 2 * pad - step * (side - 1) - 1) // by + 1
+        for size, side, by, pad, step in zip(
+            image, window, settings.stride, settings.padding, settings.dilation, strict=True
+        )
+    )
+    return height, width
 
 
 def without_dispatcher(target: Any) -> Any:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import fxkit
 from fxkit.analysis.type_inference.declared_types import declared_type
 from fxkit.demo.judge import reference, relative_error
 from fxkit.ir.types import type_of, type_of_value
 from fxkit.lower.compiling import pack_convolutions, whole_operators
+from fxkit.lower.families.convolutions import autotune
+from fxkit.lower.library_calls import onednn
 from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.lower.runtime import binding
 
@@ -346,6 +349,7 @@ def test_many_terms_are_as_exact_as_in_eager(
     monkeypatch: pytest.MonkeyPatch, channels: int, kernel: int, objection: str | None
 ) -> None:
     monkeypatch.setattr(whole_operators, "objection", lambda *_: objection)
+    monkeypatch.setattr(pack_convolutions, "unpacked_is_faster", lambda *_, **options: False)
     torch.manual_seed(0)
     module = nn.Conv2d(channels, 48, kernel, padding=kernel // 2)
     x = torch.relu(torch.randn(2, channels, 14, 14))
@@ -354,6 +358,54 @@ def test_many_terms_are_as_exact_as_in_eager(
     assert is_packed(fast)
     exact, eager = reference(module, (x.double(),)), module(x)
     assert relative_error(fast(x), exact) <= 1.5 * max(relative_error(eager, exact), 1.6e-7)
+
+
+@needs_packing
+@torch.no_grad()
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_thin_parts_are_packed_where_eager_is_no_faster(
+    monkeypatch: pytest.MonkeyPatch, is_faster: bool
+) -> None:
+    asked: list[tuple[tuple[int, ...], bool]] = []
+
+    def answer(image: tuple[int, ...], weight: Tensor, *_: object, has_norm: bool) -> bool:
+        asked.append((tuple(weight.shape), has_norm))
+        return is_faster
+
+    monkeypatch.setattr(pack_convolutions, "unpacked_is_faster", answer)
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        *(nn.Conv2d(24, 32, (64, 1)), nn.BatchNorm2d(32), nn.ReLU()),
+        *(nn.Conv2d(32, 16, (64, 1)), nn.ReLU()),
+    ).eval()
+    x = torch.randn(2, 24, 200, 3)
+    fast = fxkit.compile(module)
+    fast(x)
+    check(fast, module, x)
+    assert is_packed(fast) != is_faster
+    assert asked[:2] == [((32, 24, 64, 1), True), ((16, 32, 64, 1), False)]
+
+
+@needs_packing
+@torch.no_grad()
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("window", [(5, 5), (36, 1)])
+def test_the_trial_of_thin_parts_runs_all_candidates(
+    monkeypatch: pytest.MonkeyPatch, window: tuple[int, int], has_norm: bool
+) -> None:
+    measured: list[tuple[float, float]] = []
+
+    def kept(key: str, measure: Any, texts: Any) -> tuple[float, float]:
+        measured.append(measure())
+        return measured[-1]
+
+    monkeypatch.setattr(autotune.times, "kept_times", kept)
+    settings = onednn.Settings((1, 1), (0, 0), (1, 1), 1)
+    weight = torch.randn(16, 40, *window)
+    found = autotune.unpacked_is_faster((3, 40, 50, 40), weight, settings, has_norm=has_norm)
+    ((eager, ours),) = measured
+    assert eager > 0 and ours > 0
+    assert found == (eager < ours)
 
 
 def test_parts_cover_all_channels() -> None:

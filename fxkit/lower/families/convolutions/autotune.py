@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, near
 from fxkit.lower.families.convolutions import winograd_printer
+from fxkit.lower.families.convolutions.nodes import has_kernel
 from fxkit.lower.families.convolutions.printer import ConvolutionPrinter
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.autotune import timed_beside
 from fxkit.lower.families.products.printer import BLOCKS, COLUMNS, block_rows
 from fxkit.lower.library_calls import packed_convolution as packed
+from fxkit.lower.library_calls.onednn import Settings
 from fxkit.lower.loop_ir.convolution import MOST_ACROSS, Convolution
 from fxkit.lower.loop_ir.product import Product
 
@@ -53,6 +57,56 @@ def _objection(one: Product | Convolution) -> str | None:
     return times.slower(f"convolves {part}", text, lambda: _measured(part), texts)
 
 
+def unpacked_is_faster(
+    image: Sequence[int], weight: torch.Tensor, settings: Settings, *, has_norm: bool
+) -> bool:
+    """Tell whether eager convolves faster than both a kernel and oneDNN with a packed weight.
+
+    That may be where oneDNN convolves a few channels at a time; see `packed_convolution`.
+
+    Args:
+        image: Shape of the images: [N, C, H, W].
+        weight: float[out, C, h, w].
+        settings: Those of the convolution, of one group.
+        has_norm: Whether a batch norm follows, which a packed weight takes in.
+    """
+    _, channels, height, width = image
+    window, steps, padding, dilation = (
+        (size[0], size[1])
+        for size in (weight.shape[2:], settings.stride, settings.padding, settings.dilation)
+    )
+    is_innermost = weight.stride()[1] == 1 < channels
+    one = Convolution(
+        0, 1, 1, channels, len(weight), (height, width),
+        packed.result_size((height, width), window, settings), (0, width * channels, channels),
+        window, steps, padding, dilation, (1, channels) if is_innermost else (math.prod(window), 1),
+    )  # fmt: skip
+    one = _part_of(one)
+    text = f"{one} {one.steps} {one.padding} {one.dilation} {one.weight_strides}"
+    key = f"packed or not {text}{' with a norm' if has_norm else ''}"
+    measure = functools.partial(_measured_beside_eager, one, has_norm)
+    eager, ours = times.kept_times(key, measure, winograd_printer.WinogradPrinter.texts())
+    return eager < ours
+
+
+def _measured_beside_eager(one: Convolution, has_norm: bool) -> tuple[float, float]:
+    """Time eager's convolution, and the faster one of oneDNN's, packed, and a kernel."""
+    image, weight, library = _operands_and_library(one)
+    plain, ones = image.contiguous(), torch.ones(one.columns)
+    weight_of_eager = weight.contiguous()
+
+    def eager() -> None:
+        result = F.conv2d(plain, weight_of_eager, None, one.steps, one.padding, one.dilation)
+        if has_norm:
+            result = F.batch_norm(result, ones, ones, ones, ones)
+        result.relu_()
+
+    kernels = []
+    if has_kernel(weight.shape, 1):
+        kernels.append(_kernel(one, image, weight))
+    return times.fastest(eager, library, *kernels)
+
+
 def _convolution_of(product: Product) -> Convolution:
     """Return a convolution of single pixels that is like a product."""
     pixels, channels = min(product.rows, MAX_PIXELS), product.depth
@@ -73,8 +127,10 @@ def _part_of(one: Convolution) -> Convolution:
     return replace(one, count=1, image=image, result=(height - fewer, width), strides=strides)
 
 
-def _measured(one: Convolution) -> tuple[float, float]:
-    """Time a convolution, and oneDNN's with a batch norm and a pass over its result."""
+def _operands_and_library(
+    one: Convolution,
+) -> tuple[torch.Tensor, torch.Tensor, Callable[[], None]]:
+    """Return an image and a weight, and a call of oneDNN with a norm and a pass over its result."""
     channels, results = one.channels or 1, one.columns
     made = functools.partial(torch.ones, dtype=torch.float32)
     image = made(1, channels, *one.image).contiguous(memory_format=torch.channels_last)
@@ -89,9 +145,16 @@ def _measured(one: Convolution) -> tuple[float, float]:
             one.dilation, 1, slot,
         ).relu_()  # fmt: skip
 
+    return image, weight, library
+
+
+def _measured(one: Convolution) -> tuple[float, float]:
+    """Time a convolution, and oneDNN's with a batch norm and a pass over its result."""
+    image, weight, library = _operands_and_library(one)
     if one.window == one.steps == (1, 1) and one.padding == (0, 0):
+        channels = one.channels or 1
         strides = ((channels, 1), (1, channels))
-        product = Product(0, 1, (), one.rows, results, channels, *strides)
+        product = Product(0, 1, (), one.rows, one.columns, channels, *strides)
         return timed_beside(product, library)
     kernel = _kernel(one, image, weight)
     if not one.is_winograd:

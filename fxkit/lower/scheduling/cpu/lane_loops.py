@@ -106,10 +106,11 @@ def unguarded(kernel: Kernel, along: IndexInterval | None, position: int) -> Ins
 def needed_values(kernel: Kernel, one: RowSweep) -> set[int]:
     """Return the values of a sweep that something comes of.
 
-    Nothing comes of a rounding that storing its result does anyway.
+    Nothing comes of a rounding that storing its result does anyway. Of a check does: it may fail.
     """
     needed: set[int] = set()
-    open_ = [unrounded(kernel, p) for p in one.stores]
+    open_ = [p for p in one.values if kernel.body[p].op == "check"]
+    open_ += [unrounded(kernel, p) for p in one.stores]
     open_ += [*one.keeps, *(kernel.body[p].operands[0] for p in one.reductions)]
     while open_:
         position = open_.pop()

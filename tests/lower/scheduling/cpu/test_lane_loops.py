@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import fxkit
+from fxkit.lower import to_cpp
 from fxkit.lower.building import toolchain
 from fxkit.lower.building.build import build
 from fxkit.lower.cpp_printer import print_unit
@@ -169,3 +171,31 @@ def test_rows_of_several_axes_with_a_short_last_one(length: int, count: int) -> 
     x, y = rand(count, 4, length), torch.full((1,), 1e-3)
     compiled = compiled_for(program, x, y)
     assert is_near(compiled(x, y), program(x, y), program(x.double(), y.double()))
+
+
+CHECKED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "one hot beside shares": lambda label, x: (
+        F.one_hot(label, x.shape[-1]) * (x / torch.exp(x).sum((1, 2), keepdim=True))
+    ),
+    "one hot beside a function": lambda label, x: F.one_hot(label, x.shape[-1]) * torch.sigmoid(x),
+    "one hot before a softmax": lambda label, x: torch.softmax(
+        F.one_hot(label, x.shape[-1]) * 2.0 + x, -1
+    ),
+    "one hot summed": lambda label, x: (F.one_hot(label, x.shape[-1]) * torch.exp(x)).sum(-1),
+}
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("shape", [(16, 200, 100), (3, 7, 100), (2, 3, 300)])
+@pytest.mark.parametrize("name", CHECKED)
+def test_checks_are_carried_out(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    program, x = CHECKED[name], torch.randn(*shape).to(dtype)
+    label = torch.randint(0, shape[-1], shape[:2])
+    compiled = to_cpp(fxkit.capture(program, (label, x)).graph_module, (label, x))
+    tolerance = 2e-2 if dtype.itemsize == 2 else 1e-5
+    torch.testing.assert_close(
+        compiled(label, x), program(label, x), rtol=tolerance, atol=tolerance
+    )
+    label[-1, 1] = shape[-1]
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        compiled(label, x)

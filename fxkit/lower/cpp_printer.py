@@ -65,6 +65,7 @@ def print_kernel(kernel: Kernel, name: str) -> str:
     if whole is not None:
         return whole(kernel, name).text()
     schedule = cpu_schedule(kernel)
+    assert schedule.traversal is not None
     return _PRINTERS[type(schedule.traversal)](schedule, name).text()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxkit.errors import UnsupportedError
 from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.loop_ir.loop_nest import LoopNest
 from fxkit.lower.scheduling.axis_order import with_a_row, with_an_axis
@@ -19,10 +20,10 @@ from fxkit.lower.scheduling.cpu.split_index_sets import SplitIndexSets
 from fxkit.lower.scheduling.cpu.split_rows_across_threads import SplitRowsAcrossThreads
 from fxkit.lower.scheduling.cpu.stream_stores import StreamStores
 from fxkit.lower.scheduling.cpu.tile_crossing_axes import TileCrossingAxes
-from fxkit.lower.scheduling.cpu.tile_rows import TileRows
+from fxkit.lower.scheduling.cpu.tile_rows import TileRows, TraverseAlongRows
 from fxkit.lower.scheduling.cpu.transpose_rows import TransposeRows
 from fxkit.lower.scheduling.cpu.unroll_and_jam import UnrollAndJam
-from fxkit.lower.scheduling.cpu.unroll_short_rows import UnrollShortRows
+from fxkit.lower.scheduling.cpu.unroll_short_rows import GiveRow, UnrollShortRows
 from fxkit.lower.scheduling.cpu.vectorise_across_rows import VectoriseAcrossRows
 from fxkit.lower.scheduling.gpu.cascade_sums import CascadeSums
 from fxkit.lower.scheduling.gpu.choose_thread_mapping import ChooseThreadMapping
@@ -40,19 +41,21 @@ from fxkit.lower.scheduling.gpu.split_rows_across_blocks import SplitRowsAcrossB
 from fxkit.lower.scheduling.gpu.vectorise_accesses import VectoriseAccesses
 
 CPU: tuple[CpuPass, ...] = (
-    AddUpRows(),  # rows of which there are also sums: parts of them, with sums of their own
+    GiveRow(),  # a kernel of points: its innermost axis becomes its row
     UnrollShortRows(),  # r < 3 across memory  ->  three points
+    AddUpRows(),  # rows of which there are also sums: parts of them, with sums of their own
     TileCrossingAxes(),  # transposed operands  ->  tiles of 64 x 128, each transposed first
     FlattenRows(),  # i < 1000, j < 7  ->  j < 7000
     VectoriseAcrossRows(),  # rows that are neighbours in memory  ->  one a vector lane
     TransposeRows(),  # short rows, and scans  ->  one a vector lane, transposed first
+    TraverseAlongRows(),  # all others: one row at a time
     SplitIndexSets(),  # j < 20 with a guard on j < 8  ->  j < 8, 8 <= j < 20
+    TileRows(),  # j < 1000000  ->  245 tiles, which threads share
     PackBfloat16(),  # j < 1024 of bfloat16  ->  512 words
     PlanSweeps(),  # a row  ->  sweeps over it, between which its reductions are known
-    TileRows(),  # j < 1000000  ->  245 tiles, which threads share
     SplitRowsAcrossThreads(),  # a sum over j  ->  32 sums of parts, and their sum
     HoistRowInvariants(),  # i { j { sqrt in1[j] } }  ->  j { sqrt in1[j] }, i { j }
-    UnrollAndJam(),  # a vector an iteration  ->  four of them, interleaved
+    UnrollAndJam(),  # a vector an iteration  ->  2, 4 or 8 of them, interleaved
     StreamStores(),  # large results  ->  past the caches
     SpeculateSoftmax(),  # max x, sum exp(x - max)  ->  sum exp(x), if max is near zero
     PrefetchRows(),  # rows that the processor does not foresee are asked for ahead
@@ -79,12 +82,38 @@ def cpu_schedule(kernel: Kernel, passes: tuple[CpuPass, ...] = CPU) -> CpuSchedu
 
     Args:
         kernel: The kernel.
-        passes: What decides, in order.
+        passes: What decides, in order: those of `CPU` but for some that are not required.
+
+    Raises:
+        UnsupportedError: When one is left out that is required.
     """
+    left_out = () if passes is CPU else (one for one in CPU if one not in passes)
+    missing = [one.name for one in left_out if one.is_required]
+    if missing:
+        raise UnsupportedError(
+            f"expected all passes that are required, got none of {', '.join(missing)}",
+            hint="`cpu_steps` shows what the first of them decide",
+        )
     schedule = CpuSchedule(kernel)
     for one in passes:
         schedule = one.apply(schedule)
     return schedule
+
+
+def cpu_steps(
+    kernel: Kernel, passes: tuple[CpuPass, ...] = CPU
+) -> Iterator[tuple[str, CpuSchedule]]:
+    """Yield a kernel of which nothing is decided, then its schedule after each pass, with a name.
+
+    Args:
+        kernel: The kernel.
+        passes: What decides, in order.
+    """
+    schedule = CpuSchedule(kernel)
+    yield "nothing decided", schedule
+    for one in passes:
+        schedule = one.apply(schedule)
+        yield one.name, schedule
 
 
 def scheduled(

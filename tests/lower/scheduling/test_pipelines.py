@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fxkit.errors import UnsupportedError
 from fxkit.lower import cpp_printer
 from fxkit.lower.loop_ir.interpreter import interpret
 from fxkit.lower.loop_ir.loop_nest import LoopNest
 from fxkit.lower.loop_ir.nest_interpreter import interpret_nest
 from fxkit.lower.loop_ir.nest_verifier import verify_nest
-from fxkit.lower.scheduling.pipelines import CPU, GPU, cpu_schedule, scheduled, steps
+from fxkit.lower.scheduling.pipelines import CPU, GPU, cpu_schedule, cpu_steps, scheduled, steps
 from tests.lower.codegen.cuda.cases import CASES, Case, case
 from tests.lower.kernels import compiled_for, difference, kernel_of
 
@@ -110,7 +111,17 @@ DECIDED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
         tensors(50, 304),
         "before the first row",
     ),
-    "UnrollAndJam": (lambda x, y: torch.exp(x) * y, tensors(50, 512), "several vectors"),
+    "UnrollShortRows": (
+        lambda x, y: torch.stack([x, y]).sum(0),
+        tensors(60, 70),
+        "in tiles of 4096\n  sweep 0: with scalars %0",
+    ),
+    "SplitIndexSets": (
+        lambda x, y: torch.cat([x, y], -1) * 2,
+        tensors(60, 70),
+        "cut where guards change",
+    ),
+    "UnrollAndJam": (lambda x, y: torch.exp(x) * y, tensors(50, 512), "vectors an iteration"),
     "StreamStores": (lambda x, y: x * y, tensors(1200, 1024), "past the caches"),
     "SpeculateSoftmax": (lambda x, y: F.softmax(x * y, -1), tensors(40, 320), "is known"),
     "PrefetchRows": (lambda x, y: x * y[0], tensors(9000, 128), "asked for ahead"),
@@ -134,5 +145,21 @@ def test_decisions_have_names_of_their_own_and_show_before_and_after() -> None:
     assert len({one.name for one in CPU}) == len(CPU)
     for one in CPU:
         assert "  ->  " in str(type(one).__doc__)
-    always = {"AddUpRows", "UnrollShortRows", "SplitIndexSets", "PlanSweeps"}
-    assert {one.name for one in CPU} == {*always, *DECIDED}
+    assert {one.name for one in CPU if not one.is_required} == {*DECIDED}
+
+
+def test_what_is_required_can_not_be_left_out() -> None:
+    kernel = kernel_of(lambda x, y: x * y, *tensors(3, 5))
+    for one in CPU:
+        if one.is_required:
+            without = tuple(other for other in CPU if other is not one)
+            with pytest.raises(UnsupportedError, match=f"got none of {one.name}"):
+                cpu_schedule(kernel, without)
+
+
+def test_steps_show_what_each_pass_decides() -> None:
+    kernel = kernel_of(lambda x, y: x * y[0], *tensors(9000, 128))
+    found = list(cpu_steps(kernel))
+    assert [name for name, _ in found] == ["nothing decided", *(one.name for one in CPU)]
+    assert str(found[0][1]) == "in no order yet"
+    assert found[-1][1] == cpu_schedule(kernel)

@@ -35,7 +35,7 @@ class ColumnPrinter(KernelPrinter):
         super().__init__(kernel, name, schedule.plan)
         assert isinstance(traversal, AcrossRows)
         self._rows = kernel.outer_sizes[-1]
-        self._lanes, self._is_split = traversal.lanes, traversal.is_split
+        self._lanes, self._is_split = traversal.rows, traversal.is_split
         self._is_tiled = is_runtime(self._rows) or self._rows > self._lanes
         self._tiles = ceil_div(self._rows, self._lanes)
         self._lane_axis = len(kernel.outer_sizes) - 1
@@ -160,8 +160,8 @@ class ColumnPrinter(KernelPrinter):
         depth = self._depth
         self._open_row_axes()
         length = self._kernel.row_sizes[-1]
-        if sums and (is_runtime(length) or length > BLOCK):
-            begin, end = self._open_blocks(begin, end, BLOCK)
+        if sums and (is_runtime(length) or length > self._sum_block):
+            begin, end = self._open_blocks(begin, end, self._sum_block)
         self._walk(one, begin, end)
         if sums:
             self._open_lanes()
@@ -178,6 +178,11 @@ class ColumnPrinter(KernelPrinter):
                 nan = cpp_text.literal(math.nan, self._body(p).dtype)
                 self._add(f"v{p}[l] = nan{p}[l] ? {nan} : v{p}[l];")
             self._close()
+
+    @property
+    def _sum_block(self) -> int:
+        """How many elements of a row are summed in float32, before float64 goes on."""
+        return BLOCK
 
     def _walk(self, one: RowSweep, begin: str | int, end: str | int) -> None:
         """Print the loop along a block of the rows."""

@@ -21,7 +21,6 @@ class FlattenedRowsPrinter(RowPrinter):
     def __init__(self, schedule: CpuSchedule, name: str) -> None:
         super().__init__(schedule, name)
         assert isinstance(schedule.traversal, AlongFlattenedRows)
-        assert schedule.traversal.whole is not None
         self._joined = schedule.traversal
         self._free = runtime_parameters(schedule.traversal.whole)
 

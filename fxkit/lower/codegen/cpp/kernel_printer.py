@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from fxkit.lower.codegen.cpp import text as cpp_text
+from fxkit.lower.codegen.cpp.row_parts import row_offset
 from fxkit.lower.codegen.cpp.strength_reduction import ShorterForms
 from fxkit.lower.codegen.cpp.vector_loops import VectorLoops
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
@@ -270,9 +271,7 @@ class KernelPrinter(VectorLoops, ABC):
 
     def _row_offset(self) -> str:
         """Return the position within the row, as its buffers are laid out."""
-        sizes = self._kernel.row_sizes
-        terms = [f"r{axis} * {math.prod(sizes[axis + 1 :])}" for axis in range(len(sizes) - 1)]
-        return " + ".join([*terms, "j"])
+        return row_offset(self._kernel.row_sizes)
 
     def _open_blocks(self, begin: str | int, end: str | int, block: int) -> tuple[str, str]:
         """Open a loop over blocks of the innermost row axis; return a block's bounds."""

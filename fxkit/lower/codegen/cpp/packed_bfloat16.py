@@ -133,6 +133,10 @@ class PackedBfloat16Printer(RowPrinter):
             super()._sweep(one)
 
     @property
+    def _elements(self) -> int:
+        return 2
+
+    @property
     def _marker_count(self) -> int:
         return self._longest // 2
 

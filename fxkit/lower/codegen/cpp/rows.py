@@ -10,7 +10,7 @@ from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.float16_staging import BLOCK as FLOAT16_BLOCK
 from fxkit.lower.codegen.cpp.loop_conditions import LoopConditions
 from fxkit.lower.codegen.cpp.prefetching import prefetch
-from fxkit.lower.codegen.cpp.row_parts import clipped, row_offset
+from fxkit.lower.codegen.cpp.row_parts import clipped
 from fxkit.lower.codegen.cpp.softmax_without_maximum import SoftmaxWithoutMaximum
 from fxkit.lower.codegen.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loop_ir.loop_ir import Access
@@ -23,8 +23,9 @@ from fxkit.lower.scheduling.cpu.split_rows_across_threads import part_length
 from fxkit.lower.scheduling.index_intervals import IndexInterval
 from fxkit.lower.scheduling.row_sweeps import MAX_BUFFER_BYTES, RowSweep
 
-# What a loop writes for each element besides its results, by its bytes.
-_MARKERS = {1: "unsigned char", 2: "unsigned short"}
+# What a loop writes for each step besides its results, by how many vectors it then handles at once:
+# as many elements as a vector has of these.
+_MARKERS = {4: "unsigned char", 2: "unsigned short"}
 
 
 class RowPrinter(SoftmaxWithoutMaximum):
@@ -36,7 +37,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         self._length = schedule.kernel.row_sizes[-1]
         self._tile_length, self._is_split = schedule.traversal.tile, schedule.traversal.is_split
         self._tiles = ceil_div(self._length, self._tile_length) if self._tile_length else 1
-        self._common = schedule.common
+        self._hoisted = schedule.hoisted
         self._row_sums = schedule.row_sums
         self._conditions = LoopConditions(schedule.kernel)
         self._jammed = schedule.jammed
@@ -54,7 +55,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
     def _before_tiles(self) -> None:
         """Print a loop over what the rows have in common, and what they expect of each other."""
         self._declare_expectations()
-        common, length = self._common, self._tile_length or self._length
+        common, length = self._hoisted, self._tile_length or self._length
         if not common:
             return
         body = [self._body(value) for value in common.computed]
@@ -66,16 +67,16 @@ class RowPrinter(SoftmaxWithoutMaximum):
         if self._tile_length:
             self._add("const long begin = 0;")
         bounds = Bounds("0", str(length), length)
-        self._vector_loops(bounds, [Loop("#pragma omp simd", self._common_body)])
+        self._vector_loops(bounds, [Loop("#pragma omp simd", self._hoisted_body)])
         self._close()
 
-    def _common_body(self) -> None:
-        for value in self._common.computed:
+    def _hoisted_body(self) -> None:
+        for value in self._hoisted.computed:
             self._add(f"const {self._type(value)} v{value} = {self._value(value)};")
-        for value in self._common.kept:
-            self._add(f"{self._common_element(value)} = v{value};")
+        for value in self._hoisted.kept:
+            self._add(f"{self._hoisted_element(value)} = v{value};")
 
-    def _common_element(self, value: int) -> str:
+    def _hoisted_element(self, value: int) -> str:
         """Return the text of an element that the rows have in common."""
         return f"c{value}[{'j - begin' if self._tile_length else 'j'}]"
 
@@ -192,8 +193,13 @@ class RowPrinter(SoftmaxWithoutMaximum):
     def _open_steps(self) -> None:
         """Declare what a loop in step writes besides its results."""
         assert self._jammed is not None
-        kind = _MARKERS[self._jammed.marker_bytes]
+        kind = _MARKERS[self._jammed.vectors // self._elements]
         self._add(f"FX_STEPS({kind}, {self._marker_count});")
+
+    @property
+    def _elements(self) -> int:
+        """How many elements a step of a loop has."""
+        return 1
 
     @property
     def _marker_count(self) -> int:
@@ -321,7 +327,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
         return super()._value(position)
 
     def _loop_body(self, one: RowSweep) -> None:
-        values = {*one.values, *one.buffered} - self._common.hidden
+        values = {*one.values, *one.buffered} - self._hoisted.hidden
         if self._at_once:
             values &= needed_values(self._kernel, one)
         for value in self._conditions.unless_idle(values):
@@ -339,8 +345,8 @@ class RowPrinter(SoftmaxWithoutMaximum):
 
     def _text_in(self, one: RowSweep, value: int) -> str:
         """Return the text of a value that a sweep computes, or reads from a row buffer."""
-        if value in self._common.kept:
-            element = self._value_at(self._common_element(value))
+        if value in self._hoisted.kept:
+            element = self._value_at(self._hoisted_element(value))
             return cpp_text.held_expression(element, self._body(value).dtype)
         if value not in one.buffered:
             return self._value(value)
@@ -350,10 +356,6 @@ class RowPrinter(SoftmaxWithoutMaximum):
         """Return the text of an element of a row buffer."""
         place = self._value_at(f"b{value}[{self._row_offset()}]")
         return cpp_text.held_expression(place, self._body(value).dtype)
-
-    def _row_offset(self) -> str:
-        """Return the position within the row, as its buffers are laid out."""
-        return row_offset(self._kernel.row_sizes)
 
     def _ref(self, position: int) -> str:
         instruction = self._body(position)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from fxkit import cpu_info
 from fxkit.lower.codegen.cpp.float16_rows import Float16Rows
 from fxkit.lower.loop_ir.runtime_parameters import is_runtime
-from fxkit.lower.scheduling.cpu.cpu_schedule import CpuSchedule, EarlyPowers
+from fxkit.lower.scheduling.cpu.cpu_schedule import CpuSchedule, SpeculativeSoftmax
 from fxkit.lower.scheduling.cpu.speculate_softmax import NEAR
 from fxkit.lower.scheduling.row_sweeps import RowSweep
 
@@ -35,7 +35,7 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
 
     def __init__(self, schedule: CpuSchedule, name: str) -> None:
         super().__init__(schedule, name)
-        self._undiminished: EarlyPowers | None = None  # whose powers are taken early
+        self._undiminished: SpeculativeSoftmax | None = None  # whose powers are taken early
         # The softmaxes whose powers are taken early, by each of the two sweeps of theirs.
         self._early = {one: early for early in schedule.speculative for one in early.original}
 
@@ -60,14 +60,14 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
         names = ", ".join(self._expectations)
         return super()._workshare_clause() + (f" firstprivate({names})" if names else "")
 
-    def _early_sweep(self, one: RowSweep, early: EarlyPowers) -> None:
+    def _early_sweep(self, one: RowSweep, early: SpeculativeSoftmax) -> None:
         """Print one of the two sweeps, before the first one also that which is tried."""
         if one == early.original[0]:
             self._try_early(early)
         else:
             self._take_again(early)
 
-    def _try_early(self, early: EarlyPowers) -> None:
+    def _try_early(self, early: SpeculativeSoftmax) -> None:
         maximum, is_near = f"v{early.maximum}", f"is_near{early.maximum}"
         self._declare_accumulators(early.both)
         self._open(f"if ({is_near}) {{")
@@ -84,13 +84,13 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
         self._add(f"const bool is_early{early.maximum} = was_near{early.maximum} && {is_near};")
         self._add(f"{maximum} = {is_near} ? 0.0f : {maximum};")
 
-    def _take_again(self, early: EarlyPowers) -> None:
+    def _take_again(self, early: SpeculativeSoftmax) -> None:
         self._open(f"if (!is_early{early.maximum}) {{")
         self._add(f"t{early.total} = 0;")
         self._along_powers(early.second, early)
         self._close()
 
-    def _along_powers(self, one: RowSweep, early: EarlyPowers) -> None:
+    def _along_powers(self, one: RowSweep, early: SpeculativeSoftmax) -> None:
         """Print the loops of a sweep that sums powers.
 
         Those of a row may all be the same, and none a whole number. So few are added one after the
@@ -123,7 +123,7 @@ class SoftmaxWithoutMaximum(Float16Rows, ABC):
         if early.maximum in one.reductions:
             self._close_fold(early.maximum)
 
-    def _minuend(self, early: EarlyPowers) -> str:
+    def _minuend(self, early: SpeculativeSoftmax) -> str:
         """Return the text of what there are powers of where nothing is subtracted."""
         value = self._ref(self._body(early.exponent).operands[0])
         return value if early.scale is None else f"{value} * {self._ref(early.scale)}"

@@ -12,7 +12,7 @@ from fxkit.lower.codegen.cpp.vector_loops import Bounds, Loop
 from fxkit.lower.loop_ir.loop_ir import Access, Instruction
 from fxkit.lower.loop_ir.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.scheduling.cpu.cpu_schedule import CpuSchedule, InCrossingTiles
-from fxkit.lower.scheduling.cpu.tile_crossing_axes import ELEMENTS, crossed_by
+from fxkit.lower.scheduling.cpu.tile_crossing_axes import crossed_by
 from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # How many rows ahead a tile asks for what lies along its rows: their pieces are too short for the
@@ -112,7 +112,7 @@ class TilePrinter(KernelPrinter):
             element = cpp_text.MEMORY[self._kernel.buffers[access.buffer].dtype]
             stride = access.strides[-1]
             start = f"{self._pointers[self._key(access)]} + {scaled('begin', stride)}"
-            self._add(f"alignas(64) {element} x{position}[{ELEMENTS}];")
+            self._add(f"alignas(64) {element} x{position}[{self._rows * self._columns}];")
             self._add(
                 f"fx_transpose((const {element}*)({start}), {stride}, width, length, "
                 f"({element}*)x{position}, {self._columns});"

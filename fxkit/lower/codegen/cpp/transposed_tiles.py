@@ -11,7 +11,7 @@ from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.columns import ColumnPrinter
 from fxkit.lower.loop_ir.loop_ir import Access
 from fxkit.lower.scheduling.cpu.cpu_schedule import AcrossTransposedRows, CpuSchedule
-from fxkit.lower.scheduling.cpu.transpose_rows import COLUMNS, lies_along
+from fxkit.lower.scheduling.cpu.transpose_rows import lies_along
 from fxkit.lower.scheduling.row_sweeps import RowSweep
 
 # With fewer than eight columns, blocks reach into the row that follows: they read there what they
@@ -57,33 +57,34 @@ class TransposedTilesPrinter(ColumnPrinter):
     def __init__(self, schedule: CpuSchedule, name: str) -> None:
         super().__init__(schedule, name)
         assert isinstance(schedule.traversal, AcrossTransposedRows)
-        self._length, self._is_long = schedule.kernel.sizes[-1], schedule.traversal.is_long
+        self._length, self._chunk = schedule.kernel.sizes[-1], schedule.traversal.columns
         turned = (access for access in self._accesses() if lies_along(access))
         self._turned = {access: f"x{place}" for place, access in enumerate(dict.fromkeys(turned))}
 
     def _declare(self) -> None:
         super()._declare()
-        columns = COLUMNS if self._is_long else max(self._length, BLOCK)
+        columns = self._chunk or max(self._length, BLOCK)
         for access, name in self._turned.items():
             element = cpp_text.MEMORY[self._kernel.buffers[access.buffer].dtype]
             self._add(f"alignas(64) {element} {name}[{columns * self._lanes}];")
-        if not self._is_long:
+        if not self._chunk:
             self._turn(self._read(range(len(self._kernel.body))))
 
     def _narrow_body(self, width: str) -> None:
         super()._narrow_body(width)
-        if not self._is_long:
+        if not self._chunk:
             self._turn_back(self._written(range(len(self._kernel.stores))))
 
-    def _sum_block(self, one: RowSweep) -> int:
+    @property
+    def _sum_block(self) -> int:
         return SUMMED_AT_ONCE
 
     def _walk(self, one: RowSweep, begin: str | int, end: str | int) -> None:
-        if not self._is_long:
+        if not self._chunk:
             super()._walk(one, begin, end)
             return
-        self._open(f"for (long chunk = {begin}; chunk < {end}; chunk += {COLUMNS}) {{")
-        until = f"chunk + {COLUMNS}"
+        self._open(f"for (long chunk = {begin}; chunk < {end}; chunk += {self._chunk}) {{")
+        until = f"chunk + {self._chunk}"
         self._add(f"const long chunk_end = {until} < {end} ? {until} : {end};")
         self._turn(self._read(one.values))
         super()._walk(one, "chunk", "chunk_end")
@@ -117,23 +118,23 @@ class TransposedTilesPrinter(ColumnPrinter):
     @property
     def _columns(self) -> str:
         """How many columns are turned over at a time."""
-        return "chunk_end - chunk" if self._is_long else str(self._length)
+        return "chunk_end - chunk" if self._chunk else str(self._length)
 
     def _first_row(self, access: Access) -> str:
         """Return where the columns that are turned over begin in a tile's first row."""
         pointer = self._pointers[self._key(access)]
         if access.strides[-1] > 0:
-            return f"{pointer} + chunk" if self._is_long else pointer
-        return f"{pointer} - ({'chunk_end' if self._is_long else self._length} - 1)"
+            return f"{pointer} + chunk" if self._chunk else pointer
+        return f"{pointer} - ({'chunk_end' if self._chunk else self._length} - 1)"
 
     def _address(self, access: Access, indices: Iterable[str] = ()) -> str:
         name = self._turned.get(access)
         if name is None:
             return super()._address(access, indices)
         if access.strides[-1] < 0:
-            column = f"({'chunk_end' if self._is_long else self._length} - 1 - j)"
+            column = f"({'chunk_end' if self._chunk else self._length} - 1 - j)"
         else:
-            column = "(j - chunk)" if self._is_long else "j"
+            column = "(j - chunk)" if self._chunk else "j"
         return f"{name}[{column} * {self._lanes} + {self._place}]"
 
     def _step(self, access: Access) -> int:

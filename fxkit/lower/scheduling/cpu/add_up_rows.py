@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from fxkit.lower.scheduling.cpu.cpu_schedule import AlongSummedRows, CpuPass, CpuSchedule
 
@@ -13,6 +14,8 @@ class AddUpRows(CpuPass):
 
     [4096] [1024]: sum out1[0, 1] %7  ->  parts of rows with sums of their own, then their sums
     """
+
+    is_required: ClassVar[bool] = True
 
     def apply(self, schedule: CpuSchedule) -> CpuSchedule:
         """Return the schedule with sums, if the kernel has some."""

@@ -14,13 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.scheduling.cpu.float16_loop_fission import LoopPart, rounded_parts
 from fxkit.lower.scheduling.cpu.row_sums import RowSums
-from fxkit.lower.scheduling.index_intervals import IndexInterval, merged
+from fxkit.lower.scheduling.index_intervals import IndexInterval, merged, whole_row
 from fxkit.lower.scheduling.known_values import KnownValues
 from fxkit.lower.scheduling.row_sweeps import RowSweep, SweepPlan
 
@@ -66,7 +67,7 @@ class AlongPackedRows(AlongRows):
         return f"{super().__str__()}, two elements of bfloat16 at a time"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AlongFlattenedRows(AlongRows):
     """The same for a kernel whose short rows were joined to long ones.
 
@@ -77,9 +78,9 @@ class AlongFlattenedRows(AlongRows):
             before. They are written out for each tile.
     """
 
-    whole: Kernel | None = None
-    length: int = 1
-    strided: Mapping[int, Access] = field(default_factory=dict)
+    whole: Kernel
+    length: int
+    strided: Mapping[int, Access]
 
     def __str__(self) -> str:
         return f"{super().__str__()}, joined of rows of {self.length}"
@@ -90,16 +91,16 @@ class AcrossRows:
     """Several neighbouring rows at a time, one a vector lane.
 
     Attributes:
-        lanes: How many.
+        rows: How many.
         is_split: Whether threads share rows, in `PARTS` parts.
     """
 
-    lanes: int
+    rows: int
     is_split: bool = False
 
     def __str__(self) -> str:
         split = f", split into {PARTS} parts across threads" if self.is_split else ""
-        return f"across {self.lanes} rows at a time{split}"
+        return f"across {self.rows} rows at a time{split}"
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,14 @@ class AcrossTransposedRows(AcrossRows):
     """The same for rows that lie along memory, which are transposed first, and results back.
 
     Attributes:
-        is_long: Whether some columns of a tile are transposed at a time.
+        columns: How many columns are transposed at a time; 0 where all are.
     """
 
-    is_long: bool = False
+    columns: int = 0
 
     def __str__(self) -> str:
-        return f"{super().__str__()}, transposed{' by columns' if self.is_long else ''}"
+        by_columns = f" {self.columns} columns at a time" if self.columns else ""
+        return f"{super().__str__()}, transposed{by_columns}"
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ Traversal = AlongRows | AcrossRows | InCrossingTiles
 
 
 @dataclass(frozen=True)
-class CommonValues:
+class HoistedValues:
     """What is computed before the first row, by its positions in the body of a kernel.
 
     Attributes:
@@ -158,7 +160,7 @@ class CommonValues:
 
 
 @dataclass(frozen=True)
-class EarlyPowers:
+class SpeculativeSoftmax:
     """Two sweeps of a softmax, and the one that is tried before them.
 
     Attributes:
@@ -192,12 +194,11 @@ class JammedVectors:
     """How a loop handles several vectors an iteration; see `UnrollAndJam`.
 
     Attributes:
-        marker_bytes: Bytes that it writes for each element besides its results: with 1 it handles
-            as many elements at once as a vector has bytes, with 2 half as many.
+        vectors: How many, of float32.
         is_ordered: Whether its instructions are put in order before registers are given out.
     """
 
-    marker_bytes: int
+    vectors: int
     is_ordered: bool
 
 
@@ -206,11 +207,11 @@ class CpuSchedule:
     """A kernel, and how it is computed on a CPU.
 
     Attributes:
-        kernel: The kernel; its row has at least one axis.
-        traversal: In which order its points are computed.
-        plan: Its sweeps over a row.
-        stretches: The intervals that a row is cut into where guards change; see `index_intervals`.
-        common: What is computed before the first row.
+        kernel: The kernel; from `GiveRow` on, its row has at least one axis.
+        traversal: In which order its points are computed; None before that is chosen.
+        plan: Its sweeps over a row; none before they are planned.
+        cuts: The intervals that a row is cut into where guards change, if it is.
+        hoisted: What is computed before the first row.
         jammed: How loops handle several vectors an iteration, if they do.
         streamed: How results are written that leave past the caches.
         streams_in_lanes: Whether that pays in explicit vectors only.
@@ -221,14 +222,14 @@ class CpuSchedule:
     """
 
     kernel: Kernel
-    traversal: Traversal = AlongRows()
+    traversal: Traversal | None = None
     plan: SweepPlan = _NO_SWEEPS
-    stretches: tuple[IndexInterval, ...] = ()
-    common: CommonValues = CommonValues()
+    cuts: tuple[IndexInterval, ...] = ()
+    hoisted: HoistedValues = HoistedValues()
     jammed: JammedVectors | None = None
     streamed: frozenset[Access] = frozenset()
     streams_in_lanes: bool = False
-    speculative: tuple[EarlyPowers, ...] = ()
+    speculative: tuple[SpeculativeSoftmax, ...] = ()
     prefetched: Mapping[Access, int] = field(default_factory=dict)
     next_rows: tuple[Access, ...] = ()
 
@@ -247,6 +248,11 @@ class CpuSchedule:
         """Whether the kernel reads or writes float16."""
         return any(b.dtype == torch.float16 for b in self.kernel.buffers)
 
+    @cached_property
+    def stretches(self) -> tuple[IndexInterval, ...]:
+        """The intervals of a row, of which there is one at least; see `index_intervals`."""
+        return self.cuts or (whole_row(self.kernel),)
+
     def stretches_of(self, one: RowSweep) -> tuple[IndexInterval, ...]:
         """Return the stretches of a row that differ in what a sweep computes."""
         return merged(self.stretches, one.values)
@@ -257,7 +263,8 @@ class CpuSchedule:
         return rounded_parts(self.kernel, one) if is_divided else ()
 
     def __str__(self) -> str:
-        return "\n".join([str(self.traversal), *self._decisions(), *self._sweeps()])
+        chosen = "in no order yet" if self.traversal is None else str(self.traversal)
+        return "\n".join([chosen, *self._decisions(), *str(self.plan).splitlines()])
 
     def _decisions(self) -> Iterator[str]:
         def named(accesses: Mapping[Access, int] | frozenset[Access] | tuple[Access, ...]) -> str:
@@ -266,11 +273,12 @@ class CpuSchedule:
         if len(self.stretches) > 1:
             ends = ", ".join(str(stretch.end) for stretch in self.stretches)
             yield f"  rows cut where guards change, at {ends}"
-        if self.common:
-            yield f"  before the first row: {', '.join(f'%{value}' for value in self.common.kept)}"
+        if self.hoisted:
+            values = ", ".join(f"%{value}" for value in self.hoisted.kept)
+            yield f"  before the first row: {values}"
         if self.jammed:
             ordered = ", instructions put in order" if self.jammed.is_ordered else ""
-            yield f"  several vectors an iteration{ordered}"
+            yield f"  {self.jammed.vectors} vectors an iteration{ordered}"
         for early in self.speculative:
             yield f"  %{early.total} before %{early.maximum} is known, where that is near zero"
         if self.streamed:
@@ -280,15 +288,17 @@ class CpuSchedule:
         if self.next_rows:
             yield f"  next row asked for in the last sweep: {named(self.next_rows)}"
 
-    def _sweeps(self) -> list[str]:
-        return str(self.plan).splitlines()
-
 
 class CpuPass(ABC):
     """One decision on how a kernel is computed: `apply` returns a schedule that holds it.
 
-    Implementations are frozen dataclasses; their docstrings say what they change, and when.
+    Implementations are frozen dataclasses; their docstrings show what they change.
+
+    Attributes:
+        is_required: Whether no kernel can be printed without it.
     """
+
+    is_required: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, schedule: CpuSchedule) -> CpuSchedule:

@@ -13,7 +13,6 @@ from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel, Store
 from fxkit.lower.loop_ir.runtime_parameters import is_runtime
 from fxkit.lower.scheduling.cpu.cpu_schedule import (
     AlongFlattenedRows,
-    AlongRows,
     CpuPass,
     CpuSchedule,
 )
@@ -38,7 +37,7 @@ class FlattenRows(CpuPass):
 
     def apply(self, schedule: CpuSchedule) -> CpuSchedule:
         """Return the schedule of the kernel with long rows, if that is possible and pays."""
-        found = flattened_rows(schedule.kernel) if schedule.traversal == AlongRows() else None
+        found = None if schedule.traversal else flattened_rows(schedule.kernel)
         if found is None:
             return schedule
         kernel, traversal = found
@@ -79,7 +78,8 @@ def flattened_rows(kernel: Kernel) -> tuple[Kernel, AlongFlattenedRows] | None:
     stores = tuple(Store(_joined(s.access), s.value) for s in kernel.stores)
     sizes = (*kernel.sizes[:-2], kernel.sizes[-2] * length)
     long = replace(kernel, sizes=sizes, body=body, stores=stores)
-    return long, AlongFlattenedRows(_tile(length), False, kernel, length, strided)
+    traversal = AlongFlattenedRows(tile=_tile(length), whole=kernel, length=length, strided=strided)
+    return long, traversal
 
 
 def _depends(instruction: Instruction) -> bool:

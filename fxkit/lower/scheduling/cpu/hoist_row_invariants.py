@@ -17,16 +17,17 @@ from fxkit.lower.loop_ir.runtime_parameters import is_runtime
 from fxkit.lower.scheduling.cpu.cpu_schedule import (
     AlongFlattenedRows,
     AlongRows,
-    CommonValues,
     CpuPass,
     CpuSchedule,
+    HoistedValues,
 )
 from fxkit.lower.scheduling.cpu.float16_bit_copies import only_moves
+from fxkit.lower.scheduling.cpu.tile_rows import TILE
 from fxkit.lower.scheduling.kernel_cost import is_costly
 
 # With fewer rows there is little to be spared; longer rows are cut into tiles.
 MIN_ROWS = 8
-MAX_LENGTH = 4096
+MAX_LENGTH = TILE
 MAX_KEPT = 4
 
 
@@ -43,16 +44,16 @@ class HoistRowInvariants(CpuPass):
         if not isinstance(traversal, AlongRows):
             return schedule
         kernel = schedule.kernel
-        if isinstance(traversal, AlongFlattenedRows) and traversal.whole is not None:
+        if isinstance(traversal, AlongFlattenedRows):
             kernel = traversal.whole
         elif traversal.tile:
             return schedule
         if all(only_moves(schedule.kernel, one) for one in schedule.plan.sweeps):
             return schedule
-        return replace(schedule, common=common_values(kernel))
+        return replace(schedule, hoisted=hoisted_values(kernel))
 
 
-def common_values(kernel: Kernel) -> CommonValues:
+def hoisted_values(kernel: Kernel) -> HoistedValues:
     """Return what the rows of a kernel have in common and is worth computing once.
 
     Args:
@@ -60,19 +61,19 @@ def common_values(kernel: Kernel) -> CommonValues:
     """
     length, rows = kernel.sizes[-1], math.prod(kernel.outer_sizes)
     if kernel.row_rank != 1 or is_runtime(length) or length > MAX_LENGTH:
-        return CommonValues()
+        return HoistedValues()
     if not is_runtime(rows) and rows < MIN_ROWS:
-        return CommonValues()
+        return HoistedValues()
     costly, users = _costly(kernel), _users(kernel)
     kept = tuple(p for p in sorted(costly) if not users[p] <= costly)
     if len(kept) > MAX_KEPT:
-        return CommonValues()
+        return HoistedValues()
     computed = _needed(kernel, kept)
     hidden: set[int] = set()
     for position in reversed(computed):
         if position not in kept and users[position] <= hidden.union(kept):
             hidden.add(position)
-    return CommonValues(computed, kept, frozenset(hidden))
+    return HoistedValues(computed, kept, frozenset(hidden))
 
 
 def _costly(kernel: Kernel) -> set[int]:

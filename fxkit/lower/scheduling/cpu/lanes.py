@@ -40,7 +40,7 @@ def lanes_of(schedule: CpuSchedule, one: RowSweep, *, is_near: bool = False) -> 
     if isinstance(schedule.traversal, AlongPackedRows):
         is_in_lanes = _writes_streamed(schedule, one) or _packed_gains(schedule, one, is_near)
         return even_lanes(schedule, 2 * MOST) if is_in_lanes else None
-    common = [p for p in schedule.common.kept if p in one.values]
+    common = [p for p in schedule.hoisted.kept if p in one.values]
     if any(kernel.body[p].dtype != torch.float32 for p in common):
         return None
     if len(schedule.stretches_of(one)) != 1:

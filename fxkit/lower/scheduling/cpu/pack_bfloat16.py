@@ -21,9 +21,8 @@ from fxkit.lower.scheduling.cpu.cpu_schedule import (
     CpuPass,
     CpuSchedule,
 )
-from fxkit.lower.scheduling.cpu.hoist_row_invariants import common_values
+from fxkit.lower.scheduling.cpu.hoist_row_invariants import hoisted_values
 from fxkit.lower.scheduling.cpu.lane_loops import unguarded
-from fxkit.lower.scheduling.cpu.tile_rows import TILE
 from fxkit.lower.scheduling.index_intervals import IndexInterval, computed
 from fxkit.lower.scheduling.row_sweeps import MAX_BUFFER_BYTES
 
@@ -46,28 +45,30 @@ class PackBfloat16(CpuPass):
 
     def apply(self, schedule: CpuSchedule) -> CpuSchedule:
         """Return the schedule with packed rows, if all that varies along them is bfloat16."""
-        is_open = schedule.traversal == AlongRows()
-        if not is_open or not is_packed_bfloat16(schedule.kernel, schedule.stretches):
+        traversal = schedule.traversal
+        if type(traversal) is not AlongRows:
             return schedule
-        return replace(schedule, traversal=AlongPackedRows())
+        if not is_packed_bfloat16(schedule.kernel, schedule.stretches, traversal.tile):
+            return schedule
+        return replace(schedule, traversal=AlongPackedRows(traversal.tile))
 
 
-def is_packed_bfloat16(kernel: Kernel, parts: Sequence[IndexInterval]) -> bool:
+def is_packed_bfloat16(kernel: Kernel, parts: Sequence[IndexInterval], tile: int) -> bool:
     """Tell whether the rows of a kernel can be walked two elements at a time.
 
     Args:
         kernel: A kernel whose row is its innermost axis.
         parts: The stretches of its rows.
+        tile: Elements of the tiles that they are cut into; 0 where they are not.
     """
     if kernel.row_rank != 1:
         return False
     length, wide = kernel.sizes[-1], kernel.row_wide
-    is_tiled = not kernel.has_reductions and (is_runtime(length) or length > TILE)
-    if not is_tiled and (is_runtime(length) or length % (2 if length >= LONG else 2 * LANES)):
+    if not tile and (is_runtime(length) or length % (2 if length >= LONG else 2 * LANES)):
         return False
     accesses = paired_accesses(kernel)
-    room = (TILE if is_tiled else length) * torch.bfloat16.itemsize
-    if len(parts) > 1 and (is_tiled or not _are_even(kernel, parts)):
+    room = (tile or length) * torch.bfloat16.itemsize
+    if len(parts) > 1 and (tile or not _are_even(kernel, parts)):
         return False
     return (
         any(i.op == "load" and is_wide for i, is_wide in zip(kernel.body, wide, strict=True))
@@ -78,7 +79,7 @@ def is_packed_bfloat16(kernel: Kernel, parts: Sequence[IndexInterval]) -> bool:
             for s in kernel.stores
         )
         and room * len(set(accesses)) <= MAX_SPARE_BYTES
-        and not common_values(kernel)
+        and not hoisted_values(kernel)
     )
 
 

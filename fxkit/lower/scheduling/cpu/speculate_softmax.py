@@ -18,7 +18,7 @@ from fxkit.lower.scheduling.cpu.cpu_schedule import (
     AlongRows,
     CpuPass,
     CpuSchedule,
-    EarlyPowers,
+    SpeculativeSoftmax,
 )
 from fxkit.lower.scheduling.cpu.lanes import lanes_of
 from fxkit.lower.scheduling.kernel_cost import is_costly
@@ -44,7 +44,7 @@ class SpeculateSoftmax(CpuPass):
             return schedule
         if len(schedule.kernel.row_sizes) != 1:
             return schedule
-        found = early_powers(schedule.kernel, schedule.plan, schedule.facts)
+        found = speculative_softmaxes(schedule.kernel, schedule.plan, schedule.facts)
         pays = (early for early in found if _is_summed_in_lanes(schedule, early.both))
         return replace(schedule, speculative=tuple(pays))
 
@@ -57,7 +57,9 @@ def _is_summed_in_lanes(schedule: CpuSchedule, both: RowSweep) -> bool:
     )
 
 
-def early_powers(kernel: Kernel, plan: SweepPlan, facts: KnownValues) -> list[EarlyPowers]:
+def speculative_softmaxes(
+    kernel: Kernel, plan: SweepPlan, facts: KnownValues
+) -> list[SpeculativeSoftmax]:
     """Return the softmaxes along a kernel's rows whose powers can be taken early.
 
     Args:
@@ -75,7 +77,7 @@ def early_powers(kernel: Kernel, plan: SweepPlan, facts: KnownValues) -> list[Ea
 
 def _of_sweeps(
     kernel: Kernel, sweeps: Sequence[RowSweep], pair: tuple[RowSweep, RowSweep], facts: KnownValues
-) -> EarlyPowers | None:
+) -> SpeculativeSoftmax | None:
     first, second = pair
     (maximum,), (total,) = first.reductions, second.reductions
     power = kernel.body[total].operands[0]
@@ -108,4 +110,4 @@ def _of_sweeps(
         reductions=(maximum, total),
         stores=(),
     )
-    return EarlyPowers(maximum, largest.scale, exponent, total, pair, both, alone, again)
+    return SpeculativeSoftmax(maximum, largest.scale, exponent, total, pair, both, alone, again)

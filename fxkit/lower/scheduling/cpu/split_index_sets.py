@@ -16,7 +16,7 @@ class SplitIndexSets(CpuPass):
     """
 
     def apply(self, schedule: CpuSchedule) -> CpuSchedule:
-        """Return the schedule with the intervals of a row that vectors go along: one at least."""
+        """Return the schedule with the intervals of a row that vectors go along."""
         if not isinstance(schedule.traversal, AlongRows):
             return schedule
-        return replace(schedule, stretches=stretches(schedule.kernel))
+        return replace(schedule, cuts=stretches(schedule.kernel))

@@ -14,7 +14,6 @@ from fxkit.lower.scheduling.cpu.cpu_schedule import (
     CpuPass,
     CpuSchedule,
 )
-from fxkit.lower.scheduling.cpu.tile_rows import folds
 from fxkit.lower.scheduling.row_sweeps import SweepPlan
 
 # Where there are fewer rows than this, threads share long rows.
@@ -37,7 +36,7 @@ class SplitRowsAcrossThreads(CpuPass):
         traversal = schedule.traversal
         if not isinstance(traversal, AlongRows) or isinstance(traversal, AlongSummedRows):
             return schedule
-        if not folds(schedule.kernel) or not _is_shared(schedule.kernel, schedule.plan):
+        if not schedule.kernel.folds_rows or not _is_shared(schedule.kernel, schedule.plan):
             return schedule
         return replace(schedule, traversal=replace(traversal, is_split=True))
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from fxkit.lower.loop_ir.loop_ir import Instruction, Kernel
 from fxkit.lower.loop_ir.runtime_parameters import is_runtime
 from fxkit.lower.scheduling.cpu.cpu_schedule import (
-    AlongRows,
     CpuPass,
     CpuSchedule,
     InCrossingTiles,
@@ -35,7 +34,7 @@ class TileCrossingAxes(CpuPass):
     def apply(self, schedule: CpuSchedule) -> CpuSchedule:
         """Return the schedule with such tiles, if an operand is transposed."""
         kernel = schedule.kernel
-        axis = None if schedule.traversal != AlongRows() else crossing_axis(kernel)
+        axis = None if schedule.traversal else crossing_axis(kernel)
         if axis is None:
             return schedule
         length = kernel.sizes[-1]

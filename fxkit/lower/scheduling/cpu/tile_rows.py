@@ -1,15 +1,29 @@
-"""Rows without reductions are cut into tiles, which threads share."""
+"""Rows are computed along memory, those without reductions in tiles that threads share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.loop_ir.runtime_parameters import is_runtime
 from fxkit.lower.scheduling.cpu.cpu_schedule import AlongRows, CpuPass, CpuSchedule
 
 # Elements of a tile.
 TILE = 4096
+
+
+@dataclass(frozen=True)
+class TraverseAlongRows(CpuPass):
+    """Compute one row at a time, where no pass before this one has chosen another order.
+
+    [9] [20], in no order yet  ->  for i < 9: sweeps over j < 20
+    """
+
+    is_required: ClassVar[bool] = True
+
+    def apply(self, schedule: CpuSchedule) -> CpuSchedule:
+        """Return the schedule with an order."""
+        return schedule if schedule.traversal else replace(schedule, traversal=AlongRows())
 
 
 @dataclass(frozen=True)
@@ -20,16 +34,10 @@ class TileRows(CpuPass):
     """
 
     def apply(self, schedule: CpuSchedule) -> CpuSchedule:
-        """Return the schedule with tiles, if rows are long; flattened rows have theirs."""
-        traversal = schedule.traversal
-        if not isinstance(traversal, AlongRows) or traversal.tile:
-            return schedule
+        """Return the schedule with tiles; rows that were flattened have theirs."""
         length = schedule.kernel.row_sizes[-1]
-        if folds(schedule.kernel) or not (is_runtime(length) or length > TILE):
+        if type(schedule.traversal) is not AlongRows or schedule.kernel.folds_rows:
             return schedule
-        return replace(schedule, traversal=replace(traversal, tile=TILE))
-
-
-def folds(kernel: Kernel) -> bool:
-    """Tell whether an element of a row needs others: those of a reduction or a scan do."""
-    return any(i.is_reduction or i.is_scan for i in kernel.body)
+        if not is_runtime(length) and length <= TILE:
+            return schedule
+        return replace(schedule, traversal=AlongRows(tile=TILE))

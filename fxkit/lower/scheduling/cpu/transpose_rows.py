@@ -14,11 +14,10 @@ from fxkit.lower.loop_ir.loop_ir import Access, Instruction, Kernel
 from fxkit.lower.loop_ir.runtime_parameters import is_runtime
 from fxkit.lower.scheduling.cpu.cpu_schedule import (
     AcrossTransposedRows,
-    AlongRows,
     CpuPass,
     CpuSchedule,
 )
-from fxkit.lower.scheduling.cpu.vectorise_across_rows import LANES, sweeps_across
+from fxkit.lower.scheduling.cpu.vectorise_across_rows import ROWS, sweeps_across
 from fxkit.lower.scheduling.kernel_cost import calls_function
 from fxkit.lower.scheduling.row_sweeps import MANY_ROWS, plan_sweeps
 
@@ -47,7 +46,7 @@ CACHED_BYTES = 1 << 21
 # neighbours lie far apart, memory takes several times as long.
 LONG_SCANNED_ROW = 64
 COLUMNS = 64
-LANES_OF_LONG_ROWS = 16
+ROWS_IF_LONG = 16
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,14 @@ class TransposeRows(CpuPass):
     def apply(self, schedule: CpuSchedule) -> CpuSchedule:
         """Return the schedule with transposed rows, where vectors along them would be slower."""
         kernel = schedule.kernel
-        if schedule.traversal != AlongRows() or not is_transposed(kernel):
+        if schedule.traversal or not is_transposed(kernel):
             return schedule
         length = kernel.sizes[-1]
         is_long = is_runtime(length) or length >= (
             LONG_SCANNED_ROW if kernel.has_scans else LONG_ROW
         )
-        lanes = LANES_OF_LONG_ROWS if is_long else LANES
-        traversal = AcrossTransposedRows(lanes, is_long=is_long)
+        rows, columns = (ROWS_IF_LONG, COLUMNS) if is_long else (ROWS, 0)
+        traversal = AcrossTransposedRows(rows, columns=columns)
         return replace(schedule, traversal=traversal, plan=sweeps_across(kernel))
 
 
@@ -112,7 +111,7 @@ def _pays(kernel: Kernel, accesses: set[Access]) -> bool:
     scans = [i for i in kernel.body if i.is_scan]
     if scans:
         return _scan_pays(kernel, scans, max(sizes))
-    if sum(sizes) * length * LANES > MAX_TILE_BYTES:
+    if sum(sizes) * length * ROWS > MAX_TILE_BYTES:
         return False
     is_full = length % LANES_OF_VECTOR == 0
     if len(plan_sweeps(kernel, buffer_bytes=0).sweeps) > 1:

@@ -55,9 +55,9 @@ class UnrollAndJam(CpuPass):
             # Then eight vectors go in step, which also brings more of a row on its way at once;
             # four where coefficients are many.
             is_ordered = bool(called & (_LARGE | _IN_TWOS))
-            return replace(schedule, jammed=JammedVectors(2 if is_ordered else 1, is_ordered))
+            return replace(schedule, jammed=JammedVectors(4 if is_ordered else 8, is_ordered))
         is_wide = bool(called & _IN_TWOS) and not _is_small(kernel)
-        jammed = JammedVectors(2 if is_wide else 1, bool(called & _ORDERED))
+        jammed = JammedVectors(2 if is_wide else 4, bool(called & _ORDERED))
         return replace(schedule, jammed=jammed)
 
 

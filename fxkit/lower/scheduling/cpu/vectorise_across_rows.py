@@ -13,13 +13,13 @@ from fxkit.lower.loop_ir.loop_ir import Kernel
 from fxkit.lower.loop_ir.runtime_parameters import ceil_div, is_runtime
 from fxkit.lower.loop_ir.scalar_functions import COSTLY
 from fxkit.lower.scheduling.axis_order import runs_down_columns
-from fxkit.lower.scheduling.cpu.cpu_schedule import AcrossRows, AlongRows, CpuPass, CpuSchedule
+from fxkit.lower.scheduling.cpu.cpu_schedule import AcrossRows, CpuPass, CpuSchedule
 from fxkit.lower.scheduling.row_sweeps import SweepPlan, plan_sweeps
 
 # Rows in a tile. More of them are read at a stretch, which memory does faster; but a tile that is
 # passed more than once is to stay in a cache, and threads share tiles.
-LANES = 64
-MORE_LANES = (256, 128)
+ROWS = 64
+MORE_ROWS = (256, 128)
 ENOUGH_TILES = 8
 
 # What a tile keeps from one sweep to the next stays in the second-level cache. Only functions are
@@ -40,7 +40,7 @@ class VectoriseAcrossRows(CpuPass):
     def apply(self, schedule: CpuSchedule) -> CpuSchedule:
         """Return the schedule with lanes across rows, where they lie so."""
         kernel = schedule.kernel
-        if schedule.traversal != AlongRows() or not runs_down_columns(kernel):
+        if schedule.traversal or not runs_down_columns(kernel):
             return schedule
         return across_rows(schedule)
 
@@ -48,30 +48,30 @@ class VectoriseAcrossRows(CpuPass):
 def across_rows(schedule: CpuSchedule) -> CpuSchedule:
     """Return the schedule of a kernel whose rows are computed several at a time."""
     kernel, plan = schedule.kernel, sweeps_across(schedule.kernel)
-    lanes = _best_lanes(kernel, plan)
-    traversal = AcrossRows(lanes, _can_split(kernel, plan, lanes))
+    rows = _rows_of_tile(kernel, plan)
+    traversal = AcrossRows(rows, _can_split(kernel, plan, rows))
     return replace(schedule, traversal=traversal, plan=plan)
 
 
 def sweeps_across(kernel: Kernel) -> SweepPlan:
     """Return the sweeps of a kernel whose rows are computed several at a time."""
     is_known = not any(map(is_runtime, kernel.row_sizes))
-    room = MAX_TILE_BYTES // LANES if is_known else 0
+    room = MAX_TILE_BYTES // ROWS if is_known else 0
     return plan_sweeps(kernel, room, most_recomputed=COSTLY)
 
 
-def _best_lanes(kernel: Kernel, plan: SweepPlan) -> int:
+def _rows_of_tile(kernel: Kernel, plan: SweepPlan) -> int:
     """Return how many rows make a tile."""
     rows, outer = kernel.outer_sizes[-1], math.prod(kernel.outer_sizes[:-1])
     if is_runtime(rows) or is_runtime(outer) or len(plan.sweeps) > 1:
-        return LANES
-    enough = (n for n in MORE_LANES if outer * (rows // n) >= ENOUGH_TILES)
-    return next(enough, LANES)
+        return ROWS
+    enough = (n for n in MORE_ROWS if outer * (rows // n) >= ENOUGH_TILES)
+    return next(enough, ROWS)
 
 
-def _can_split(kernel: Kernel, plan: SweepPlan, lanes: int) -> bool:
+def _can_split(kernel: Kernel, plan: SweepPlan, rows: int) -> bool:
     """Tell whether threads share rows: they are long, and tiles few."""
-    count = math.prod(kernel.outer_sizes[:-1]) * ceil_div(kernel.outer_sizes[-1], lanes)
+    count = math.prod(kernel.outer_sizes[:-1]) * ceil_div(kernel.outer_sizes[-1], rows)
     return (
         not is_runtime(count)
         and count < ENOUGH_TILES

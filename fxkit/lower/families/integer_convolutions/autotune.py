@@ -34,7 +34,7 @@ def reason_to_stay_float(one: IntegerConvolution) -> str | None:
     if one.terms < MIN_TERMS:
         return None
     part = _part_of(one)
-    text = f"integers beside dequantized {part} {part.steps} {part.padding} {part.dilation}"
+    text = f"bytes of integers beside dequantized {part} {part.steps} {part.padding} {part.dilation}"
     text = f"{text} {part.has_tiles}"
     measure = functools.partial(_measured, part)
     return times.slower(f"convolves {part}", text, measure, IntegerDepthwisePrinter.texts())
@@ -53,9 +53,9 @@ def _part_of(one: IntegerConvolution) -> IntegerConvolution:
 
 
 def _measured(one: IntegerConvolution) -> tuple[float, float]:
-    """Time a convolution, and what runs else: float32 by what is dequantised, and a pass over it.
+    """Time a convolution, and what runs else: float32 by what is dequantised, and passes over it.
 
-    Either begins with integers, and leaves what a layer that is quantised goes on with.
+    Either begins with integers, and leaves bytes, which a layer that is quantised goes on with.
     """
     channels = _channels(one)
     image = torch.ones(1, channels, *one.image, dtype=torch.uint8)
@@ -64,7 +64,7 @@ def _measured(one: IntegerConvolution) -> tuple[float, float]:
 
     def library() -> None:
         operands = image.to(torch.float32), weight.to(torch.float32)
-        F.conv2d(*operands, None, *settings).relu_()
+        F.conv2d(*operands, None, *settings).relu_().to(torch.uint8)
 
     return times.fastest(_kernel(one, weight), library)
 

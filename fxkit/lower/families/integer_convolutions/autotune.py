@@ -34,7 +34,7 @@ def reason_to_stay_float(one: IntegerConvolution) -> str | None:
     if one.terms < MIN_TERMS:
         return None
     part = _part_of(one)
-    text = f"bytes of integers beside dequantized {part} {part.steps} {part.padding} {part.dilation}"
+    text = f"bytes beside dequantized {part} {part.steps} {part.padding} {part.dilation}"
     text = f"{text} {part.has_tiles}"
     measure = functools.partial(_measured, part)
     return times.slower(f"convolves {part}", text, measure, IntegerDepthwisePrinter.texts())

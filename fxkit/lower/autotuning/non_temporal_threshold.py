@@ -15,7 +15,7 @@ import torch
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.kept_times import times_path
 from fxkit.lower.codegen.cpp.non_temporal_stores import STREAMS
-from fxkit.lower.scheduling.cpu.stream_stores import LEAST_BYTES, LINE_BYTES, ROOM
+from fxkit.lower.scheduling.cpu.stream_stores import LEAST_BYTES, LINE_BYTES, STAGED_ELEMENTS
 
 # Larger results are taken for such as these.
 _MOST_BYTES = 1 << 25
@@ -66,7 +66,7 @@ def _measured(library: ctypes.CDLL, size: int) -> tuple[float, float]:
     first, read, third, left = (
         ctypes.addressof(it) + -ctypes.addressof(it) % LINE_BYTES for it in memory
     )
-    rooms = size // (ROOM * torch.float32.itemsize)
+    rooms = size // (STAGED_ELEMENTS * torch.float32.itemsize)
 
     def call(is_streamed: bool) -> Callable[[], None]:
         def run() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fxkit.lower.scheduling.cpu.stream_stores import LINE_BYTES, ROOM
+from fxkit.lower.scheduling.cpu.stream_stores import LINE_BYTES, STAGED_ELEMENTS
 
 STREAMS = f"""\
 __attribute__((weak)) long fx_least_streamed = 0x7fffffffffffffff;
@@ -58,11 +58,11 @@ extern "C" __attribute__((weak)) void fx_stream_trial(
   #pragma omp parallel num_threads(threads) if (threads > 1)
   {{
     #pragma omp for schedule(static) nowait
-    for (long base = 0; base < rooms * {ROOM}; base += {ROOM}) {{
-      alignas(64) float y[{ROOM}];
+    for (long base = 0; base < rooms * {STAGED_ELEMENTS}; base += {STAGED_ELEMENTS}) {{
+      alignas(64) float y[{STAGED_ELEMENTS}];
       float* const z = is_streamed ? y : to + base;
       #pragma omp simd
-      for (long j = 0; j < {ROOM}; ++j) z[j] = from[base + j] + 1.0f;
+      for (long j = 0; j < {STAGED_ELEMENTS}; ++j) z[j] = from[base + j] + 1.0f;
       if (is_streamed) fx_stream(to + base, y, sizeof y);
     }}
     fx_fence();
@@ -72,10 +72,10 @@ extern "C" __attribute__((weak)) void fx_stream_trial(
 
 
 @dataclass(frozen=True)
-class Room:
-    """Room for a part of a result on its way to memory.
+class StagingBuffer:
+    """A buffer for a part of a result on its way to memory.
 
-    In the text, `y0` is the room, and `z0` where the loop writes: there, or to memory.
+    In the text, `y0` is the buffer, and `z0` where the loop writes: there, or to memory.
 
     Attributes:
         number: Its number in the loop.
@@ -98,7 +98,7 @@ class Room:
         """The lines that declare it, and say where the loop writes."""
         n, kind, first = self.number, self.kind, self.first
         lines = [
-            f"alignas({LINE_BYTES}) {kind} y{n}[{ROOM}];",
+            f"alignas({LINE_BYTES}) {kind} y{n}[{STAGED_ELEMENTS}];",
             f"{kind}* const z{n} = {self._is_needed} ? y{n} : {first};",
         ]
         if self.is_in_lanes:

@@ -66,7 +66,7 @@ class PackedBfloat16Printer(RowPrinter):
         self._results: list[str] = []
 
     def _streamed_loops(self, bounds: Bounds, loops: Sequence[Loop]) -> bool:
-        return False  # lanes need no room for a part of a result
+        return False  # lanes need no staging buffer
 
     def _declare(self) -> None:
         super()._declare()

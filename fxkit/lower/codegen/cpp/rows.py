@@ -92,7 +92,7 @@ class RowPrinter(SoftmaxWithoutMaximum):
             self._add(f"const long end = {full} < {self._length} ? {full} : {self._length};")
 
     def _declare(self) -> None:
-        dropped = {value for early in self._early.values() for value in early.dropped}
+        dropped = {value for softmax in self._speculative.values() for value in softmax.dropped}
         for value in sorted({*self._plan.buffers} - dropped):
             size = math.prod(self._kernel.row_sizes)
             if is_runtime(size):
@@ -111,8 +111,8 @@ class RowPrinter(SoftmaxWithoutMaximum):
         self._is_lone = False
 
     def _sweep(self, one: RowSweep) -> None:
-        if one in self._early:
-            self._early_sweep(one, self._early[one])
+        if one in self._speculative:
+            self._speculative_sweep(one, self._speculative[one])
         elif self._is_split:
             self._split_sweep(one)
         else:
@@ -301,8 +301,8 @@ class RowPrinter(SoftmaxWithoutMaximum):
             super()._accumulate(position, into)
 
     def _value(self, position: int) -> str:
-        if self._undiminished is not None and position == self._undiminished.exponent:
-            return self._minuend(self._undiminished)
+        if self._speculated is not None and position == self._speculated.exponent:
+            return self._minuend(self._speculated)
         instruction = self._body(position)
         if position in self._known:
             return _truth(self._known[position])

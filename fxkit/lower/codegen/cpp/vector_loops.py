@@ -11,11 +11,11 @@ import torch
 from fxkit.lower.codegen.cpp import text as cpp_text
 from fxkit.lower.codegen.cpp.float16_staging import BLOCK, StagedHalves
 from fxkit.lower.codegen.cpp.lines import Lines
-from fxkit.lower.codegen.cpp.non_temporal_stores import Room
+from fxkit.lower.codegen.cpp.non_temporal_stores import StagingBuffer
 from fxkit.lower.loop_ir.loop_ir import Access, Kernel
 from fxkit.lower.loop_ir.runtime_parameters import is_runtime
 from fxkit.lower.scheduling.cpu.lanes import Lanes
-from fxkit.lower.scheduling.cpu.stream_stores import LINE_BYTES, ROOM, element_bytes
+from fxkit.lower.scheduling.cpu.stream_stores import LINE_BYTES, STAGED_ELEMENTS, element_bytes
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class VectorLoops(Lines, ABC):
         self._at_once: Lanes | None = None  # those of the loop whose body is printed
         self._streams: frozenset[Access] = frozenset()  # what is written past the caches
         self._streams_in_lanes = False  # whether that pays in lanes only
-        self._room_numbers: dict[Access, int] | None = None  # in the loop that is printed
+        self._staging_numbers: dict[Access, int] | None = None  # in the loop that is printed
 
     @property
     def _variable(self) -> str:
@@ -171,7 +171,7 @@ class VectorLoops(Lines, ABC):
         return inner
 
     def _streamed_loops(self, bounds: Bounds, loops: Sequence[Loop]) -> bool:
-        """Print loops whose large results leave by way of rooms, and tell whether there are any."""
+        """Print loops whose large results are staged, and tell whether there are any."""
         sizes = [element_bytes(self._kernel, access) for access in self._streams]
         begin = bounds.begin
         is_line = begin.isidentifier() or (
@@ -181,38 +181,38 @@ class VectorLoops(Lines, ABC):
         is_long = bounds.most * min(sizes) >= (2 if is_line else 8) * LINE_BYTES
         if not (is_known and is_long and all(loop.pragma for loop in loops)):
             return False
-        self._room_numbers = {}
+        self._staging_numbers = {}
         inner = self._apart("base", "stop", loops)
-        written, self._room_numbers = self._room_numbers, None
+        written, self._staging_numbers = self._staging_numbers, None
         if not written:
             return False
-        rooms = [
-            Room(
+        buffers = [
+            StagingBuffer(
                 number,
                 cpp_text.MEMORY[self._kernel.buffers[access.buffer].dtype],
                 self._first(access, "base"),
                 element_bytes(self._kernel, access),
                 all(loop.lanes and loop.lanes.is_even for loop in loops),
-                bounds.most < ROOM and begin.isdecimal() and bounds.end.isdecimal(),
+                bounds.most < STAGED_ELEMENTS and begin.isdecimal() and bounds.end.isdecimal(),
             )
             for access, number in written.items()
         ]
-        self._open_rooms(bounds)
-        for room in rooms:
-            for line in room.declarations:
+        self._open_staging(bounds)
+        for buffer in buffers:
+            for line in buffer.declarations:
                 self._add(line)
         self._lines += inner
-        for room in rooms:
-            self._add(room.copy)
+        for buffer in buffers:
+            self._add(buffer.copy)
         self._close()
         return True
 
-    def _open_rooms(self, bounds: Bounds) -> None:
-        """Open a loop over as many elements as rooms hold, or the scope of one room for all."""
+    def _open_staging(self, bounds: Bounds) -> None:
+        """Open a loop over what staging buffers hold, or the scope of one for all."""
         begin, end = bounds.begin, bounds.end
-        if bounds.most > ROOM:
+        if bounds.most > STAGED_ELEMENTS:
             self._open(f"for (long base = {begin}, stop; base < {end}; base = stop) {{")
-            until = f"base + {ROOM}"
+            until = f"base + {STAGED_ELEMENTS}"
             line = LINE_BYTES // min(element_bytes(self._kernel, it) for it in self._streams)
             if begin.isdecimal() and int(begin) % line:
                 until = f"({until}) / {line} * {line}"  # from where on they begin with lines
@@ -223,10 +223,10 @@ class VectorLoops(Lines, ABC):
 
     def _write_result(self, access: Access, value: str) -> None:
         """Print that an element of a result, or as many as the loop handles, becomes a value."""
-        if self._room_numbers is None or access not in self._streams:
+        if self._staging_numbers is None or access not in self._streams:
             self._set_at(self._address(access), value)
             return
-        number = self._room_numbers.setdefault(access, len(self._room_numbers))
+        number = self._staging_numbers.setdefault(access, len(self._staging_numbers))
         place = f"z{number}[{self._variable} - base]"
         if self._at_once and self._at_once.is_even:
             self._add(f"fx_put(&{place}, {value}, is_past{number});")

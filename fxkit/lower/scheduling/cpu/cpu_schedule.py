@@ -166,12 +166,12 @@ class SpeculativeSoftmax:
     Attributes:
         maximum: The maximum of a row, by its position in the body of the kernel.
         scale: What it is multiplied with before it is subtracted, if it is.
-        exponent: What there are powers of: the difference from the maximum.
-        total: The sum of the powers.
+        exponent: What there are exponentials of: the difference from the maximum.
+        total: The sum of the exponentials.
         original: The two sweeps as they were.
         both: The sweep that is tried.
         first: The sweep that finds the maximum.
-        second: The sweep that takes and sums the powers.
+        second: The sweep that takes and sums the exponentials.
     """
 
     maximum: int
@@ -279,8 +279,8 @@ class CpuSchedule:
         if self.jammed:
             ordered = ", instructions put in order" if self.jammed.is_ordered else ""
             yield f"  {self.jammed.vectors} vectors an iteration{ordered}"
-        for early in self.speculative:
-            yield f"  %{early.total} before %{early.maximum} is known, where that is near zero"
+        for softmax in self.speculative:
+            yield f"  %{softmax.total} before %{softmax.maximum} is known, where that is near zero"
         if self.streamed:
             yield f"  results past the caches: {named(self.streamed)}"
         if self.prefetched:

@@ -25,8 +25,8 @@ from fxkit.lower.scheduling.kernel_cost import is_costly
 from fxkit.lower.scheduling.known_values import KnownValues
 from fxkit.lower.scheduling.row_sweeps import RowSweep, SweepPlan
 
-# Powers are kept times 2^64, and from exp(-131) on. Of a maximum of this size, 10^9 of them have a
-# sum that is finite in float32, and those that are left out are none of its shares in float32.
+# Exponentials are kept times 2^64, and from exp(-131) on. Of a maximum of this size, 10^9 of them
+# have a sum that is finite in float32, and those left out are none of its shares in float32.
 NEAR = 20.0
 
 
@@ -45,7 +45,7 @@ class SpeculateSoftmax(CpuPass):
         if len(schedule.kernel.row_sizes) != 1:
             return schedule
         found = speculative_softmaxes(schedule.kernel, schedule.plan, schedule.facts)
-        pays = (early for early in found if _is_summed_in_lanes(schedule, early.both))
+        pays = (softmax for softmax in found if _is_summed_in_lanes(schedule, softmax.both))
         return replace(schedule, speculative=tuple(pays))
 
 
@@ -60,7 +60,7 @@ def _is_summed_in_lanes(schedule: CpuSchedule, both: RowSweep) -> bool:
 def speculative_softmaxes(
     kernel: Kernel, plan: SweepPlan, facts: KnownValues
 ) -> list[SpeculativeSoftmax]:
-    """Return the softmaxes along a kernel's rows whose powers can be taken early.
+    """Return the softmaxes along a kernel's rows whose exponentials can be summed at once.
 
     Args:
         kernel: The kernel.
@@ -70,8 +70,8 @@ def speculative_softmaxes(
     found = []
     for first, second in zip(plan.sweeps, plan.sweeps[1:], strict=False):
         if len(first.reductions) == len(second.reductions) == 1:
-            early = _of_sweeps(kernel, plan.sweeps, (first, second), facts)
-            found += [] if early is None else [early]
+            softmax = _of_sweeps(kernel, plan.sweeps, (first, second), facts)
+            found += [] if softmax is None else [softmax]
     return found
 
 

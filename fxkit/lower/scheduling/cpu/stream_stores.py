@@ -36,8 +36,8 @@ LEAST_BYTES = 1 << 22
 # One of these for an element is done while memory is waited for.
 _BRIEF = named(lambda f: f.is_brief)
 
-# Elements that a room holds.
-ROOM = 256
+# Elements that a staging buffer holds.
+STAGED_ELEMENTS = 256
 
 LINE_BYTES = 64
 
@@ -154,7 +154,7 @@ def _fills_lines(kernel: Kernel, store: Store) -> bool:
         and not access.scales
         and access.offset % line == 0
         and all(stride and stride % line == 0 for stride in steps)
-        and (kernel.sizes[-1] >= ROOM or _is_foreseen(kernel, tuple(outer)))
+        and (kernel.sizes[-1] >= STAGED_ELEMENTS or _is_foreseen(kernel, tuple(outer)))
     )
 
 

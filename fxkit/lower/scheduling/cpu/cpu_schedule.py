@@ -3,7 +3,7 @@
 For a GPU a kernel becomes a loop nest that is transformed; here it stays a kernel beside a record
 of decisions, which the printers of `codegen/cpp` read. As text, a large sum of two tensors:
 
-    along rows in tiles of 4096
+    along rows, in tiles of 4096
       results past the caches: out0
       sweep 0: computes %0, %1, %2; store 0
 """

@@ -23,11 +23,12 @@ from fxkit.lower.compiling.token_scales import Factor
 from fxkit.lower.families.convolutions.nodes import has_channels_innermost
 from fxkit.lower.families.integer_convolutions import innermost_weight
 from fxkit.lower.families.integer_convolutions.autotune import reason_to_stay_float
-from fxkit.lower.families.integer_convolutions.custom_op import operator, result_size
+from fxkit.lower.families.integer_convolutions.custom_op import operator
 from fxkit.lower.families.integer_convolutions.nodes import (
     convolution_of,
     has_dense_windows,
 )
+from fxkit.lower.loop_ir.convolution import result_size
 from fxkit.lower.loop_ir.loop_ir import Unfusable
 from fxkit.passes.base import Pass, PassContext
 

@@ -186,7 +186,9 @@ class _Packer(ImageLayoutPropagation):
         for node in self.edit.graph.nodes:
             layer = layer_of(node, self.weights)
             if isinstance(layer, Layer) and self._is_possible(layer):
-                yield self._with_norm(layer)
+                found = self._with_norm(layer)
+                if self._pays(found):
+                    yield found
 
     def _is_possible(self, layer: Layer) -> bool:
         """Tell whether a layer is a plain 2d convolution of float32 images."""
@@ -206,30 +208,15 @@ class _Packer(ImageLayoutPropagation):
             and (layer.bias_operand is None or _is_read(layer.bias_operand))
             and _is_without_gaps(layer.weight)
             and packed.parts_of(layer.weight.shape, layer.groups) is not None
-            and self._pays(layer)
         )
 
-    def _pays(self, layer: Layer) -> bool:
+    def _pays(self, found: _Found) -> bool:
         """Tell whether a layer is surely a kernel, or large enough for oneDNN."""
+        layer = found.layer
         enough = max(MIN_LAYER_WORK, MIN_USES * layer.weight.numel())
         if _is_surely_kernel(layer):
             return True
-        return _work(layer) >= enough and not self._is_slower_in_parts(layer)
-
-    def _is_slower_in_parts(self, layer: Layer) -> bool:
-        """Tell whether a layer that oneDNN would convolve in thin parts is faster as it is."""
-        parts, known = packed.parts_of(layer.weight.shape, layer.groups), type_of(layer.input)
-        if not parts or len(parts) == 1 or parts[0][1] >= FEW_CHANNELS or not has_compiler():
-            return False
-        assert isinstance(known, TensorType)
-        arguments = layer.call.arguments
-        stride, padding, dilation = (
-            _pair(arguments[name]) for name in ("stride", "padding", "dilation")
-        )
-        settings = Settings(stride, padding, dilation, layer.groups)
-        return unpacked_is_faster(
-            known.shape, layer.weight, settings, has_norm=self._with_norm(layer).norm is not None
-        )
+        return _work(layer) >= enough and not _is_slower_in_parts(found)
 
     def _image(self, image: fx.Node, known: TensorType, layer: Layer) -> fx.Node:
         """Return an image whose channels are innermost, whatever the strides of single pixels."""
@@ -270,6 +257,19 @@ def _work(layer: Layer) -> int:
     made = type_of(layer.node)
     shape = made.shape if isinstance(made, TensorType) else ()
     return math.prod(int(size) for size in shape) * math.prod(layer.weight.shape[1:])
+
+
+def _is_slower_in_parts(found: _Found) -> bool:
+    """Tell whether a layer that oneDNN would convolve in thin parts is faster as it is."""
+    layer, known = found.layer, type_of(found.layer.input)
+    parts = packed.parts_of(layer.weight.shape, layer.groups)
+    if not parts or len(parts) == 1 or parts[0][1] >= FEW_CHANNELS or not has_compiler():
+        return False
+    assert isinstance(known, TensorType)
+    *_, stride, padding, dilation, groups, _ = found.operands
+    settings = Settings(stride, padding, dilation, groups)
+    has_norm = found.norm is not None
+    return unpacked_is_faster(known.shape, layer.weight, settings, has_norm=has_norm)
 
 
 def _is_plain_window(found: _Found) -> bool:

@@ -28,6 +28,7 @@ from fxkit.ir.types import TensorType
 from fxkit.lower.library_calls import onednn
 from fxkit.lower.library_calls.onednn import Settings
 from fxkit.lower.library_calls.torch_calls import serve
+from fxkit.lower.loop_ir.convolution import result_size
 from fxkit.lower.runtime import binding
 
 _SCHEMA = (
@@ -97,10 +98,9 @@ def operator() -> Any:
 
 def _type(input: TensorType, weight: TensorType, *given: Any) -> TensorType:
     """Return the type of what `convolution` returns, from what it is given."""
-    *sources, _, stride, padding, dilation, groups, _ = given
-    settings = Settings(stride, padding, dilation, groups)
+    *sources, _, stride, padding, dilation, _, _ = given
     channels = weight.shape[0]
-    height, width = result_size(input.shape[2:], weight.shape[2:], settings)
+    height, width = result_size(input.shape[2:], weight.shape[2:], stride, padding, dilation)
     is_followed = any(it is not None and it.requires_grad for it in (input, weight, *sources))
     return replace(
         input,
@@ -108,17 +108,6 @@ def _type(input: TensorType, weight: TensorType, *given: Any) -> TensorType:
         stride=(channels * height * width, 1, width * channels, channels),
         requires_grad=torch.is_grad_enabled() and is_followed,
     )
-
-
-def result_size(image: Sequence[int], window: Sequence[int], settings: Settings) -> tuple[int, int]:
-    """Return height and width of what a convolution makes of images."""
-    height, width = (
-        (size + 2 * pad - step * (side - 1) - 1) // by + 1
-        for size, side, by, pad, step in zip(
-            image, window, settings.stride, settings.padding, settings.dilation, strict=True
-        )
-    )
-    return height, width
 
 
 def without_dispatcher(target: Any) -> Any:

@@ -133,3 +133,18 @@ class Convolution(TensorOp):
         image = [self.count, channels, *self.image]
         way = " in Winograd's way" if self.is_winograd else ""
         return f"{image} by {list(self.window)} to {self.columns} channels{way}"
+
+
+def result_size(
+    image: Sequence[int],
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[int, int]:
+    """Return height and width of what a convolution makes of images."""
+    height, width = (
+        (size + 2 * pad - step * (side - 1) - 1) // by + 1
+        for size, side, by, pad, step in zip(image, window, stride, padding, dilation, strict=True)
+    )
+    return height, width

@@ -11,6 +11,7 @@ from fxkit.lower.scheduling.axis_order import with_a_row, with_an_axis
 from fxkit.lower.scheduling.cpu.add_up_rows import AddUpRows
 from fxkit.lower.scheduling.cpu.cpu_schedule import CpuPass, CpuSchedule
 from fxkit.lower.scheduling.cpu.flatten_rows import FlattenRows
+from fxkit.lower.scheduling.cpu.give_row import GiveRow
 from fxkit.lower.scheduling.cpu.hoist_row_invariants import HoistRowInvariants
 from fxkit.lower.scheduling.cpu.pack_bfloat16 import PackBfloat16
 from fxkit.lower.scheduling.cpu.plan_sweeps import PlanSweeps
@@ -20,10 +21,11 @@ from fxkit.lower.scheduling.cpu.split_index_sets import SplitIndexSets
 from fxkit.lower.scheduling.cpu.split_rows_across_threads import SplitRowsAcrossThreads
 from fxkit.lower.scheduling.cpu.stream_stores import StreamStores
 from fxkit.lower.scheduling.cpu.tile_crossing_axes import TileCrossingAxes
-from fxkit.lower.scheduling.cpu.tile_rows import TileRows, TraverseAlongRows
+from fxkit.lower.scheduling.cpu.tile_rows import TileRows
 from fxkit.lower.scheduling.cpu.transpose_rows import TransposeRows
+from fxkit.lower.scheduling.cpu.traverse_along_rows import TraverseAlongRows
 from fxkit.lower.scheduling.cpu.unroll_and_jam import UnrollAndJam
-from fxkit.lower.scheduling.cpu.unroll_short_rows import GiveRow, UnrollShortRows
+from fxkit.lower.scheduling.cpu.unroll_short_rows import UnrollShortRows
 from fxkit.lower.scheduling.cpu.vectorise_across_rows import VectoriseAcrossRows
 from fxkit.lower.scheduling.gpu.cascade_sums import CascadeSums
 from fxkit.lower.scheduling.gpu.choose_thread_mapping import ChooseThreadMapping

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from fxkit.errors import BuildError
 from fxkit.lower.autotuning import times
 from fxkit.lower.autotuning.times import MIN_TERMS, near
 from fxkit.lower.families.convolutions import winograd_printer
@@ -21,7 +22,7 @@ from fxkit.lower.families.products.autotune import timed_beside
 from fxkit.lower.families.products.printer import BLOCKS, COLUMNS, block_rows
 from fxkit.lower.library_calls import packed_convolution as packed
 from fxkit.lower.library_calls.onednn import Settings
-from fxkit.lower.loop_ir.convolution import MOST_ACROSS, Convolution
+from fxkit.lower.loop_ir.convolution import MOST_ACROSS, Convolution, result_size
 from fxkit.lower.loop_ir.product import Product
 
 # Of larger results so many pixels are timed.
@@ -69,6 +70,9 @@ def unpacked_is_faster(
         weight: float[out, C, h, w].
         settings: Those of the convolution, of one group.
         has_norm: Whether a batch norm follows, which a packed weight takes in.
+
+    Returns:
+        False also where the trial can't be built.
     """
     _, channels, height, width = image
     window, steps, padding, dilation = (
@@ -78,14 +82,18 @@ def unpacked_is_faster(
     is_innermost = weight.stride()[1] == 1 < channels
     one = Convolution(
         0, 1, 1, channels, len(weight), (height, width),
-        packed.result_size((height, width), window, settings), (0, width * channels, channels),
+        result_size((height, width), window, steps, padding, dilation),
+        (0, width * channels, channels),
         window, steps, padding, dilation, (1, channels) if is_innermost else (math.prod(window), 1),
     )  # fmt: skip
     one = _part_of(one)
     text = f"{one} {one.steps} {one.padding} {one.dilation} {one.weight_strides}"
     key = f"packed or not {text}{' with a norm' if has_norm else ''}"
     measure = functools.partial(_measured_beside_eager, one, has_norm)
-    eager, ours = times.kept_times(key, measure, winograd_printer.WinogradPrinter.texts())
+    try:
+        eager, ours = times.kept_times(key, measure, winograd_printer.WinogradPrinter.texts())
+    except BuildError:
+        return False
     return eager < ours
 
 

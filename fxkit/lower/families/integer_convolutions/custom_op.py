@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fxkit.analysis.type_inference.own_operators import define_operator
 from fxkit.ir.types import TensorType
+from fxkit.lower.loop_ir.convolution import result_size
 
 NAME = "fxkit.integer_convolution"
 
@@ -46,20 +47,6 @@ def _type(
         stride=(channels * height * width, 1, width * channels, channels),
         dtype=torch.int32,
         requires_grad=False,
-    )
-
-
-def result_size(
-    image: Sequence[int],
-    window: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> tuple[int, ...]:
-    """Return height and width of what a convolution makes of images."""
-    return tuple(
-        (size + 2 * pad - step * (side - 1) - 1) // by + 1
-        for size, side, by, pad, step in zip(image, window, stride, padding, dilation, strict=True)
     )
 
 

@@ -1,29 +1,14 @@
-"""Rows are computed along memory, those without reductions in tiles that threads share."""
+"""Long rows without reductions are cut into tiles, which threads share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from fxkit.lower.loop_ir.runtime_parameters import is_runtime
 from fxkit.lower.scheduling.cpu.cpu_schedule import AlongRows, CpuPass, CpuSchedule
 
 # Elements of a tile.
 TILE = 4096
-
-
-@dataclass(frozen=True)
-class TraverseAlongRows(CpuPass):
-    """Compute one row at a time, where no pass before this one has chosen another order.
-
-    [9] [20], in no order yet  ->  for i < 9: sweeps over j < 20
-    """
-
-    is_required: ClassVar[bool] = True
-
-    def apply(self, schedule: CpuSchedule) -> CpuSchedule:
-        """Return the schedule with an order."""
-        return schedule if schedule.traversal else replace(schedule, traversal=AlongRows())
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,9 @@ def show_schedule(kernel: Kernel) -> str:
     """Say how a kernel is computed on a CPU, and what each sweep over a row does."""
     whole = printer_of(kernel)
     if whole is None:
-        return str(cpu_schedule(kernel))
+        schedule = cpu_schedule(kernel)
+        is_rewritten = schedule.kernel.body != kernel.body
+        rewritten = f"\nof the kernel as it is computed:\n{schedule.kernel}"
+        return f"{schedule}{rewritten if is_rewritten else ''}"
     form = (whole.__doc__ or "").partition("\n")[0]
     return f"{whole.__name__}: {form}\n{plan_sweeps(kernel)}"

@@ -14,6 +14,7 @@ import fxkit
 from fxkit.analysis.tensor_types import propagate_types
 from fxkit.lower import to_cpp
 from fxkit.lower.compiling.plan import make_plan
+from fxkit.lower.cpp_printer import show_schedule
 from fxkit.lower.fusion.partitioner import partition
 from fxkit.lower.scheduling.row_sweeps import plan_sweeps
 from tests.lower.kernels import body, compiled_for, kernel_of, text_of
@@ -285,3 +286,13 @@ def test_an_integer_that_becomes_a_float_again_is_one_however_it_gets_there(
     compiled = to_cpp(fx.symbolic_trace(program), (x,))
     for ours, eagers in zip(compiled(x), program(x), strict=True):
         assert torch.equal(ours, eagers)
+
+
+def test_a_schedule_shows_the_kernel_that_passes_have_rewritten() -> None:
+    x = torch.randn(60, 70)
+    unrolled = show_schedule(kernel_of(lambda x: torch.stack([x * 2, x + 1]).sum(0), x))
+    schedule, rewritten = unrolled.split("of the kernel as it is computed:")
+    assert "along rows" in schedule
+    assert "reduce_add" not in rewritten
+    assert "store out0" in rewritten
+    assert "as it is computed" not in show_schedule(kernel_of(lambda x: torch.softmax(x, -1), x))

@@ -7,6 +7,7 @@ a sum is safe where two neighbouring integers of one sign sum up to 128 at most:
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,6 +17,8 @@ LARGEST_SUM = 128
 """What two integers of one sign may sum up to."""
 SCALED_SUM = 127.5
 """What two weights of one sign over their scale may sum up to: rounding adds a half to each."""
+ELEMENTS_AT_ONCE = 1 << 17
+"""How many are made float64 at a time, 1 MiB a copy: a whole weight would be five of its size."""
 
 
 def largest_pairs(weight: Tensor, axis: int) -> Tensor:
@@ -31,9 +34,9 @@ def largest_pairs(weight: Tensor, axis: int) -> Tensor:
     Returns:
         float64[channels].
     """
-    rows = weight.detach().double().movedim(axis, 0).flatten(1)
-    sums = [_largest(one.clamp(min=0), weight.ndim == 2) for one in (rows, -rows)]
-    return sums[0].maximum(sums[1])
+    rows = weight.detach().movedim(axis, 0).flatten(1)
+    blocks = rows.split(max(1, ELEMENTS_AT_ONCE // max(1, rows.shape[1])))
+    return torch.cat([_largest_of_a_sign(one.double(), weight.ndim == 2) for one in blocks])
 
 
 def range_of_pairs(weight: Tensor, axis: int, spec: TensorSpec) -> Tensor:
@@ -48,6 +51,11 @@ def range_of_pairs(weight: Tensor, axis: int, spec: TensorSpec) -> Tensor:
         float64[channels].
     """
     return largest_pairs(weight, axis) * (spec.high / SCALED_SUM)
+
+
+def _largest_of_a_sign(rows: Tensor, are_neighbours: bool) -> Tensor:
+    positive, negative = (_largest(one.clamp(min=0), are_neighbours) for one in (rows, -rows))
+    return positive.maximum(negative)
 
 
 def _largest(rows: Tensor, are_neighbours: bool) -> Tensor:

@@ -98,7 +98,9 @@ def _parser() -> argparse.ArgumentParser:
         "explain-kernel", help="print the way of a kernel, from its nodes to its text"
     )
     explain.add_argument("file", type=Path, metavar="FILE.pt2", help="from torch.export.save")
-    explain.add_argument("--kernel", type=int, metavar="N", help="its number; all when left out")
+    explain.add_argument(
+        "--kernel", metavar="NAME", help="its name or number, as kernel_0 or 0; all when left out"
+    )
     explain.set_defaults(run=_explain_kernel)
     prove = commands.add_parser(
         "prove-kernels", help="hold the kernels that a file defines to their patterns"
@@ -166,7 +168,15 @@ def _explain_kernel(options: argparse.Namespace) -> int:
     gm, args, kwargs = load(options.file)
     PassManager(LOWERING, verify="structure", args=args, kwargs=kwargs).run(gm)
     module = to_cpp(gm, args, kwargs)
-    names = list(module.kernels) if options.kernel is None else [f"kernel_{options.kernel}"]
+    names = list(module.kernels)
+    if options.kernel is not None:
+        asked = f"kernel_{options.kernel}" if options.kernel.isdigit() else options.kernel
+        if asked not in names:
+            raise UnsupportedError(
+                f"expected one of {', '.join(names) or 'no kernels'}, got {options.kernel!r}",
+                hint="leave --kernel out to print all",
+            )
+        names = [asked]
     print("\n\n\n".join(explain_kernel(module, name) for name in names) or module.report())
     return EXIT_OK
 

@@ -369,5 +369,7 @@ def test_a_kernel_is_explained_from_its_nodes_to_its_text(
     order = ["layer_norm", "gelu", "loop IR:", "schedule:", "text:", "kernel_0(", "built: "]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
+    assert cli.main(["explain-kernel", str(file), "--kernel", "kernel_0"]) == 0
+    assert capsys.readouterr().out == text
     assert cli.main(["explain-kernel", str(file), "--kernel", "7"]) == 1
-    assert "expected one of kernel_0, got 'kernel_7'" in capsys.readouterr().err
+    assert "expected one of kernel_0, got '7'" in capsys.readouterr().err

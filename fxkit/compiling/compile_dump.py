@@ -23,7 +23,7 @@ from torch import fx
 
 from fxkit.errors import FxkitError
 from fxkit.ir.printer import format_graph
-from fxkit.ir.writing import writing
+from fxkit.ir.writing import check_folder, writing
 from fxkit.lower.compiling.kernel_explanation import explain_kernel
 from fxkit.lower.compiling.pipeline import LoweringState, LoweringStep
 from fxkit.passes.base import Pass
@@ -80,6 +80,7 @@ class CompileDump(Instrument):
 
     def _fresh(self) -> Path:
         """Return a new folder for a graph."""
+        check_folder(self._parent)
         for number in itertools.count():
             folder = self._parent / f"graph_{number:04}"
             with writing(folder, "folder"):

@@ -12,7 +12,7 @@ from torch import fx
 from torch.nn.functional import gelu, layer_norm
 
 import fxkit
-from fxkit.errors import PassError
+from fxkit.errors import PassError, UnsupportedError
 from fxkit.lower.compiling.pipeline import LOWERING_STEPS
 from fxkit.passes import Instrument, Pass, PrintAfter
 from fxkit.passes.manager.records import PassRecord
@@ -108,6 +108,15 @@ def test_each_graph_gets_a_folder_and_nothing_is_written_when_it_is_off(
     run(compiled, X[:2])
     assert len(list((tmp_path / "dump").iterdir())) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["dump"]
+
+
+def test_a_file_in_place_of_the_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dump").touch()
+    monkeypatch.setenv("FXKIT_DUMP", str(tmp_path / "dump"))
+    with pytest.raises(UnsupportedError, match=r"expected a folder .*/dump': file exists"):
+        run(fxkit.compile(program), X)
 
 
 class _Raises(Instrument):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from fxkit.errors import UnsupportedError
@@ -87,19 +88,32 @@ def cpu_schedule(kernel: Kernel, passes: tuple[CpuPass, ...] = CPU) -> CpuSchedu
         passes: What decides, in order: those of `CPU` but for some that are not required.
 
     Raises:
-        UnsupportedError: When one is left out that is required.
+        UnsupportedError: When one is left out that is required, or two are not in their order.
     """
-    left_out = () if passes is CPU else (one for one in CPU if one not in passes)
-    missing = [one.name for one in left_out if one.is_required]
+    if passes is not CPU:
+        _check(passes)
+    schedule = CpuSchedule(kernel)
+    for one in passes:
+        schedule = one.apply(schedule)
+    return schedule
+
+
+def _check(passes: tuple[CpuPass, ...]) -> None:
+    """Check that no required pass is missing, and that those of `CPU` are in its order."""
+    missing = [one.name for one in CPU if one.is_required and one not in passes]
     if missing:
         raise UnsupportedError(
             f"expected all passes that are required, got none of {', '.join(missing)}",
             hint="`cpu_steps` shows what the first of them decide",
         )
-    schedule = CpuSchedule(kernel)
-    for one in passes:
-        schedule = one.apply(schedule)
-    return schedule
+    names = [one.name for one in CPU]
+    known = [one.name for one in passes if one.name in names]
+    for before, after in itertools.pairwise(known):
+        if names.index(before) >= names.index(after):
+            raise UnsupportedError(
+                f"expected passes in the order of `CPU`, got {before} before {after}",
+                hint="a pass reads what those before it have decided",
+            )
 
 
 def cpu_steps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -155,6 +156,14 @@ def test_what_is_required_can_not_be_left_out() -> None:
             without = tuple(other for other in CPU if other is not one)
             with pytest.raises(UnsupportedError, match=f"got none of {one.name}"):
                 cpu_schedule(kernel, without)
+
+
+def test_passes_in_another_order_are_named() -> None:
+    kernel = kernel_of(lambda x, y: x * y, *tensors(3, 5))
+    for first, second in itertools.pairwise(CPU):
+        swapped = tuple({first: second, second: first}.get(one, one) for one in CPU)
+        with pytest.raises(UnsupportedError, match=f"got {second.name} before {first.name}"):
+            cpu_schedule(kernel, swapped)
 
 
 def test_steps_show_what_each_pass_decides() -> None:

@@ -52,7 +52,7 @@ KINDS = st.sampled_from(["random", "random", "least", "largest"])
 
 @examples(8, of=60)
 @given(
-    st.sampled_from([1, 2, 3, 4, 5, 13, 33]),
+    st.sampled_from([1, 2, 3, 4, 5, 13, 33, 50, 97]),
     st.sampled_from([2, 6, 20, 32, 64, 96, 128, 160, 256]),
     st.sampled_from([1, 2, 3, 7]),
     st.sampled_from([1, 3, 64, 65]),

@@ -14,11 +14,13 @@ from fxkit.lower.autotuning.times import MIN_TERMS, near
 from fxkit.lower.families.int4_products.printer import COLUMNS, Int4ProductPrinter, known_rows
 from fxkit.lower.families.product_node import ProductNode
 from fxkit.lower.families.products.autotune import push_out
-from fxkit.lower.families.products.printer import FEW_ROWS, boolean
+from fxkit.lower.families.products.printer import boolean
 from fxkit.lower.loop_ir.int4_product import Int4Product
 
 # Of larger products a part of this size is timed.
 MAX_ROWS = 384
+# Up to so many rows may be multiplied in a way of their own, on some processor.
+FEW_ROWS = 12
 
 
 def objection(found: ProductNode) -> str | None:
@@ -63,7 +65,7 @@ def _measured(product: Int4Product, dtype: torch.dtype) -> tuple[float, float]:
     scales = torch.ones(columns, depth // product.group)
     weight, result = torch.ones(columns, depth, dtype=torch.int8), torch.empty(rows, columns)
     rest = "w, rows, wide, depth, 0, in_order, sums)"
-    count = known_rows(rows) if rows <= FEW_ROWS else 0  # more rows share the text of a trial
+    count = known_rows(rows if rows <= FEW_ROWS else MAX_ROWS)  # which share the text of a trial
     if product.is_float:
         kind, call = "floats", f"fx_int4_product<{count}>(a, depth, {rest}"
     else:

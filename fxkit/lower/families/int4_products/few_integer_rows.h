@@ -59,7 +59,7 @@ static inline void fx_every_second(const Left* from, Left flip, signed char* to)
 // Writes a row in order: its terms as signed bytes, and for each lane what the weight's being moved up by
 // 8 adds to a sum, which starts from there.
 template <class Left>
-static void fx_order_row(const Left* x, int zero, long terms, signed char* ordered, int* begin) {
+static __attribute__((noinline)) void fx_order_row(const Left* x, int zero, long terms, signed char* ordered, int* begin) {
   typedef fx_integer_step s;
   const Left flip = (Left)-1 < 0 ? 0 : (Left)128;
   const s::ints ones = (s::ints){} + 0x01010101, factors[3] = {ones, ones, ones};
@@ -74,6 +74,18 @@ static void fx_order_row(const Left* x, int zero, long terms, signed char* order
     fx_every_second(from, flip, ordered);
     *(s::ints*)begin = (fx_nibble_dots<false>((s::ints){}, factors, ordered, ones) - 8 * lift) * -8;
     for (long lane = (terms - k) / 8; lane < s::LANES; ++lane) begin[lane] = 0;
+  }
+}
+
+// The sum of a row's terms in each group, and 0 up to a whole vector.
+template <class Left>
+static __attribute__((noinline)) void fx_total_groups(const Left* x, int zero, long terms, long groups,
+                                                      const short* place, float* totals) {
+  for (long g = 0; g < (groups + 15) / 16 * 16; ++g) totals[g] = 0;
+  for (long unit = 0; unit * FX_UNIT < terms; ++unit) {
+    int all = 0;
+    for (long i = 0; i < FX_UNIT; ++i) all += x[unit * FX_UNIT + i];
+    totals[place[unit]] += (float)(all - FX_UNIT * zero);
   }
 }
 
@@ -156,13 +168,7 @@ static void fx_integer_groups(const Left* a, long row, const int* zero, const fx
       const Left* const terms_of = a + r * row + from;
       fx_order_row(terms_of, zero[r], terms, ordered + r * most, begin + r * most / 8);
       if (!b.zeros) continue;
-      float* const totals = in_order.totals + r * most_groups;
-      for (long g = 0; g < (groups + 15) / 16 * 16; ++g) totals[g] = 0;
-      for (long unit = 0; unit * FX_UNIT < terms; ++unit) {
-        int all = 0;
-        for (long i = 0; i < FX_UNIT; ++i) all += terms_of[unit * FX_UNIT + i];
-        totals[place[unit]] += (float)(all - FX_UNIT * zero[r]);
-      }
+      fx_total_groups(terms_of, zero[r], terms, groups, place, in_order.totals + r * most_groups);
     }
     in_order.block = depth <= most ? block : -1;
     const auto add_column = [&](long c, s::floats (&held)[ROWS]) __attribute__((always_inline)) {

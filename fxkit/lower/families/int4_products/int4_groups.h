@@ -128,7 +128,7 @@ struct fx_step {
 };
 
 // Of each unit of terms the group, counted from that of the first.
-static inline long fx_places(long from, long terms, long group, short* place) {
+static __attribute__((noinline)) long fx_places(long from, long terms, long group, short* place) {
   long in_group = from % group, at = 0;
   for (long unit = 0; unit * FX_UNIT < terms; ++unit) {
     place[unit] = (short)at;
@@ -148,7 +148,7 @@ static inline fx_half_floats fx_floats_of(const signed char* from) {
 }
 
 // scale * zero point of each group of a row, and 0 up to a whole vector.
-static inline void fx_moved_scales(const float* scale, const signed char* zeros, long count, float* to) {
+static __attribute__((noinline)) void fx_moved_scales(const float* scale, const signed char* zeros, long count, float* to) {
   long g = 0;
 #if FX_FLOAT_STEP == 64
   for (; g + 16 <= count; g += 16) {
@@ -166,7 +166,7 @@ static inline void fx_moved_scales(const float* scale, const signed char* zeros,
 }
 
 template <class Zero>
-static inline void fx_moved_scales(const float* scale, const Zero* zeros, long count, float* to) {
+static __attribute__((noinline)) void fx_moved_scales(const float* scale, const Zero* zeros, long count, float* to) {
   for (long g = 0; g < count; ++g) to[g] = scale[g] * (float)zeros[g];
   for (long g = count; g % 16; ++g) to[g] = 0;
 }

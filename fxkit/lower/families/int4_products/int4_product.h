@@ -74,7 +74,8 @@ static constexpr bool FX_HAS = ROWS == 0 || (ROWS < FX_GROUP_ROWS ? ROWS == SOME
                                                                   : ROWS % FX_GROUP_ROWS == SOME || SOME == 4);
 
 // sums[rows][64] = (A - zeros) by a panel of columns, for integers A; each group is summed in 32 bits.
-// What a thread has in order is that of the block whose number it has. ROWS are 0 where calls differ.
+// What a thread has in order is that of the block whose number it has. ROWS are 0 where nothing is known of
+// rows; where they are more than FX_FEW_ROWS, blocks of fewer are computed as those of many are.
 template <bool HAS_TILES, long ROWS, class Left, class Zero>
 static void fx_int4_product(const Left* a, long row, fx_zeros zeros, const fx_groups<Zero>& b, long rows,
                             long columns, long depth, long block, fx_bytes_in_order& in_order,
@@ -82,7 +83,7 @@ static void fx_int4_product(const Left* a, long row, fx_zeros zeros, const fx_gr
   __builtin_memset(sums, 0, rows * FX_GROUP_COLUMNS * sizeof(float));
 #if defined(FX_INTEGER_STEP)
   if constexpr (ROWS == 0 || ROWS > FX_FEW_ROWS)
-    if (b.group % FX_UNIT == 0 && rows > FX_FEW_ROWS) {
+    if (b.group % FX_UNIT == 0 && (ROWS > FX_FEW_ROWS || rows > FX_FEW_ROWS)) {
       fx_groups_of_bytes<HAS_TILES>(a, row, zeros, b, rows, columns, depth, sums);
       return;
     }

@@ -126,7 +126,7 @@ static void fx_many_float_rows(const float* a, long row, const fx_groups<Zero>& 
 }
 #endif
 
-// sums[rows][64] = A by a panel of columns, for floats A; ROWS are 0 where calls differ.
+// sums[rows][64] = A by a panel of columns, for floats A; ROWS as for integers.
 template <long ROWS, class Zero>
 static void fx_int4_product(const float* a, long row, const fx_groups<Zero>& b, long rows, long columns,
                             long depth, long block, fx_floats_in_order& in_order, float* sums) {
@@ -134,7 +134,7 @@ static void fx_int4_product(const float* a, long row, const fx_groups<Zero>& b, 
 #if defined(FX_FLOAT_STEP)
   constexpr bool HAS_MANY = ROWS == 0 || ROWS >= FX_WORTH_FLOATS;
   if constexpr (HAS_MANY)
-    if (b.group % FX_UNIT == 0 && rows >= FX_WORTH_FLOATS) {
+    if (b.group % FX_UNIT == 0 && (ROWS >= FX_WORTH_FLOATS || rows >= FX_WORTH_FLOATS)) {
       fx_many_float_rows(a, row, b, rows, columns, depth, sums);
       return;
     }

@@ -75,5 +75,8 @@ class Int4ProductPrinter(ProductPrinter):
 
 
 def known_rows(rows: int) -> int:
-    """Return how many rows each call of a product has, 0 where that is not known."""
-    return 0 if is_runtime(rows) or rows > BLOCKS[-1] else rows
+    """Return how many rows each call of a product has, 0 where that is not known.
+
+    Blocks of more rows are computed in one way, whatever is left for the last: their text is short.
+    """
+    return 0 if is_runtime(rows) else min(rows, BLOCKS[-1])

@@ -100,7 +100,8 @@ def _emitted(
     for member in group.members:
         if group.coordinates.get(member.node) is not None:
             emitter.compute(member)
-    stores = [emitter.store(node, position) for node, position in outputs]
+    values = [emitter.stored(node, position) for node, position in outputs]
+    stores = [emitter.store(*output, value) for output, value in zip(outputs, values, strict=True)]
     kernel = ordered(
         Kernel(
             tuple(emitter.sizes),
@@ -375,21 +376,25 @@ class _Emitter:
             address = address + one * stride
         return address
 
-    def store(self, node: fx.Node, position: int) -> Store:
-        """Write a result to a buffer of its own."""
+    def stored(self, node: fx.Node, position: int) -> Ref:
+        """Return a result as it is written, or what is summed to it."""
         if node not in self.group.results:
             raise Unfusable("it is used outside, but has no place in the region")
+        member = self._members[node]
+        if node in self.group.sums:
+            return self._summand(member)
+        index = self.axes.place(self.group.results[node][position])
+        value = self._results(member, index)[position]
+        return self.builder.stored(value, result_type(node, position).dtype)
+
+    def store(self, node: fx.Node, position: int, value: Ref) -> Store:
+        """Write a result to a buffer of its own, behind those of all inputs: calls pass them so."""
         known = result_type(node, position)
         buffer = len(self.buffers)
         self.buffers.append(Buffer(f"out{buffer - len(self.inputs)}", known.dtype, True))
-        index = self.axes.place(self.group.results[node][position])
-        address = self._address(known, index)
+        address = self._address(known, self.axes.place(self.group.results[node][position]))
         access = Access(buffer, address.strides(len(self.sizes)))
-        if node in self.group.sums:
-            return Store(access, self._summand(self._members[node]).position, is_sum=True)
-        value = self._results(self._members[node], index)[position]
-        value = self.builder.stored(value, known.dtype)
-        return Store(access, value.position)
+        return Store(access, value.position, is_sum=node in self.group.sums)
 
     def _summand(self, member: Candidate) -> Ref:
         """Return what a member that sums over all rows sums."""

@@ -37,6 +37,7 @@ A softmax, as text:
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -198,6 +199,11 @@ class Kernel:
     buffers: tuple[Buffer, ...]
     body: tuple[Instruction, ...]
     stores: tuple[Store, ...]
+
+    def __post_init__(self) -> None:
+        if any(a.is_output and not b.is_output for a, b in itertools.pairwise(self.buffers)):
+            names = ", ".join(buffer.name for buffer in self.buffers)
+            raise ValueError(f"expected all inputs before all outputs, got {names}")
 
     @cached_property
     def row_sizes(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ forward-mode differentiation without a word, and is refused within `torch.func.g
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -104,6 +105,12 @@ def register_pattern_derivatives(
             return function.apply(*args, keys)
 
     library.impl(overload._opname, differentiated, "Autograd", with_keyset=True)
+
+
+@functools.cache
+def has_all_derivatives() -> bool:
+    """Tell whether registered operators have derivatives in both directions, also in transforms."""
+    return all(name.get() is not None for name in _NAMES)
 
 
 def _lacks_names() -> bool:

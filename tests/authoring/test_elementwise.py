@@ -305,8 +305,29 @@ def test_a_loop_that_counts_is_left_where_python_leaves_it() -> None:
 def test_operands_by_name() -> None:
     x = torch.randn(4)
     torch.testing.assert_close(snake(x=x, a=2.0), snake(x, 2.0))
-    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+    with pytest.raises(TypeError, match=r"snake\(\) missing a required argument: 'x'"):
         snake(a=2.0)
+    with pytest.raises(TypeError, match=r"snake\(\) got an unexpected keyword argument 'b'"):
+        snake(x, b=2.0)
+
+
+X = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((X, None), "expected a number, as its default is, for a of snake, got NoneType"),
+        ((X, "2"), "expected a number, as its default is, for a of snake, got str"),
+        ((X, X), "expected a number, as its default is, for a of snake, got Tensor"),
+        (([1.0], 2.0), "expected a tensor or a number for x of snake, got list"),
+        ((X.cfloat(), 2.0), "expected a real tensor for x of snake, got torch.complex64"),
+        ((X.to_sparse(), 2.0), "expected a dense tensor for x of snake, got torch.sparse_coo"),
+    ],
+)
+def test_what_is_no_operand_is_refused(arguments, message) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        snake(*arguments)
 
 
 @fxkit.operator(namespace="several")

@@ -95,6 +95,30 @@ def test_transforms_nest(case, outer, inner) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@fxkit.operator(namespace="forward_mode")
+def rooted(x):
+    return math.sqrt(x) if x > 0 else x * 2
+
+
+@pytest.mark.parametrize(
+    "slopes",
+    [
+        lambda x: torch.func.grad(lambda x: rooted(x).sum())(x),
+        lambda x: torch.func.jacrev(rooted)(x).sum(0),
+        lambda x: torch.func.jacfwd(rooted)(x).sum(0),
+        torch.vmap(torch.func.grad(rooted)),
+        lambda x: torch.func.vjp(rooted, x)[1](torch.ones_like(x))[0],
+        lambda x: torch.func.jvp(rooted, (x,), (torch.ones_like(x),))[1],
+        fxkit.compile(lambda x: torch.func.grad(lambda x: rooted(x).sum())(x)),
+    ],
+)
+def test_a_path_that_is_not_taken_adds_no_nan(slopes) -> None:
+    x = torch.tensor([-1.0, 4.0, -2.0, 0.0])
+    assert torch.equal(slopes(x), torch.tensor([2.0, 0.25, 2.0, 2.0]))
+    hessian = torch.func.hessian(lambda x: rooted(x).sum())(x)
+    torch.testing.assert_close(hessian.diagonal(), torch.tensor([0.0, -1 / 32, 0.0, 0.0]))
+
+
 def test_gradients_of_many_examples() -> None:
     operands = torch.randn(5, 3), torch.randn(5, 3)
     found, expected = (

@@ -134,3 +134,28 @@ def test_it_is_refused_with_its_line(function: Callable[..., Any]) -> None:
     assert remedy in (caught.value.hint or "")
     line = function.__code__.co_firstlineno + offset
     assert f"test_row_loops.py:{line}" in (caught.value.source or "")
+
+
+@fxkit.row_operator(namespace="row_loops")
+def largest_and_count(row):
+    largest, smallest, count = -math.inf, math.inf, 0
+    for x in row:
+        largest = max(largest, x)
+        smallest = min(smallest, x)
+        if x > 0:
+            count += 1
+    return largest, smallest, count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(2, 0), (0,), (0, 3), (3, 0, 0)])
+def test_rows_of_no_elements_give_what_the_loop_begins_with(shape, dtype) -> None:
+    x = torch.zeros(shape, dtype=dtype)
+    lead = shape[:-1]
+    ends = torch.full(lead, math.inf, dtype=dtype)
+    expected = -ends, ends, torch.zeros(lead, dtype=torch.int64)
+    compiled = fxkit.compile(largest_and_count)
+    compiled(x)
+    for found in (largest_and_count(x), largest_and_count.composition(x), compiled(x)):
+        assert all(map(torch.equal, found, expected))
+        assert [one.dtype for one in found] == [one.dtype for one in expected]

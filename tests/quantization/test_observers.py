@@ -57,6 +57,16 @@ def test_two_halves_merged_are_the_whole(name: str, scale: float) -> None:
 
 
 @pytest.mark.parametrize("name", ONE_RANGE)
+@pytest.mark.parametrize("largest", [3e38, -3e38, 1e300, 1e-40])
+def test_ranges_of_very_large_and_very_small_values(name: str, largest: float) -> None:
+    values = torch.linspace(-0.5, 0.5, 101).double() * largest
+    values[3] = largest
+    found = seen_by(name, values).value_range()
+    assert found.low.isfinite() and found.high.isfinite()
+    assert values.min() <= found.low < found.high <= values.max()
+
+
+@pytest.mark.parametrize("name", ONE_RANGE)
 def test_outliers_that_are_not_finite_are_counted_and_left_out(name: str) -> None:
     values = torch.rand(100)
     values[3], values[4], values[5] = torch.nan, torch.inf, -torch.inf

@@ -135,7 +135,7 @@ def _register_gradient(
             raise UnsupportedError(
                 f"expected {len(places)} gradient(s), one for each operand of {overload}, got "
                 f"{len(found)}",
-                hint="gradient= returns None for an operand that has none",
+                hint="gradient= returns one for each tensor, or None; numbers have none",
             )
         result: list[Any] = [None] * count
         for place, grad in zip(places, found, strict=True):

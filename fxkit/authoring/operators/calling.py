@@ -12,6 +12,7 @@ from fxkit.authoring.operators.eager_kernels import EagerKernels
 from fxkit.ir.modes import has_modes, is_followed
 from fxkit.lower.runtime import autograd_node, binding
 from fxkit.torch_adapters.custom_functions import direct_apply
+from fxkit.torch_adapters.operator_derivatives import has_all_derivatives
 from fxkit.torch_adapters.transforms import has_transforms, is_forward_mode
 
 # Programs are kept for so many types of operands.
@@ -76,8 +77,8 @@ class Calls:
         known = self._registration
         operands = known.operands(arguments)
         if not _are_plain(operands):
-            is_derived = _derives(operands) and not known.definition.gradients
-            return (known.composition if is_derived else known.overload)(*arguments)
+            is_composed = not has_all_derivatives() and _derives(operands)
+            return (known.composition if is_composed else known.overload)(*arguments)
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             found = known.differentiable(arguments)
             if len(known.definition.results) > _MAX_RESULTS:
@@ -196,7 +197,7 @@ def _are_plain(operands: Sequence[Any]) -> bool:
 
 
 def _derives(operands: Sequence[Any]) -> bool:
-    """Tell whether `torch.func` differentiates, which it does of torch's own operators alone."""
+    """Tell whether `torch.func` or forward mode differentiates."""
     if is_forward_mode():
         return True
     return has_transforms() and torch.is_grad_enabled() and any(x.requires_grad for x in operands)

@@ -127,7 +127,10 @@ class ElementwiseOperator:
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         given: Sequence[Any] = args
         if kwargs or len(args) != self._positional:
-            bound = self._signature.bind(*args, **kwargs)
+            try:
+                bound = self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.definition.name}() {error}") from None
             bound.apply_defaults()
             given = list(bound.arguments.values())
         pairs = zip(self.definition.parameters, given, strict=True)
@@ -166,21 +169,13 @@ class ElementwiseOperator:
     def _check(self, arguments: list[Any]) -> None:
         """Refuse what is neither a tensor nor a number, before torch tells it by positions."""
         for parameter, value in zip(self.definition.parameters, arguments, strict=True):
-            if parameter.is_tensor and (
-                type(value) in _NO_TENSORS or type(value).__name__ == "ndarray"
-            ):
-                hint = "convert it by torch.as_tensor"
-                kind = "a tensor or a number"
-            elif not parameter.is_tensor and isinstance(value, torch.Tensor):
-                hint = "pass .item() of it, or give the parameter no default: then it is a tensor"
-                kind = "a number, as its default is,"
-            else:
-                continue
-            got = type(value).__name__
-            name = self.definition.name
-            raise UnsupportedError(
-                f"expected {kind} for {parameter.name} of {name}, got {got}", hint=hint
-            )
+            found = _refused(parameter.is_tensor, value)
+            if found is not None:
+                kind, got, hint = found
+                name = self.definition.name
+                raise UnsupportedError(
+                    f"expected {kind} for {parameter.name} of {name}, got {got}", hint=hint
+                )
 
     def _into(self, out: Any, arguments: list[Any]) -> Any:
         found = self.overload(*arguments)
@@ -192,6 +187,25 @@ class ElementwiseOperator:
 
 
 _NO_TENSORS = (list, tuple, dict, str, type(None), complex)
+
+
+def _refused(takes_tensor: bool, value: Any) -> tuple[str, str, str] | None:
+    """Return what is expected in the place of an argument, what it is, and a hint; None if fit."""
+    got = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        if not takes_tensor:
+            hint = "pass .item() of it, or give the parameter no default: then it is a tensor"
+            return "a number, as its default is,", got, hint
+        if value.is_complex():
+            return "a real tensor", str(value.dtype), "pass torch.view_as_real of it"
+        if value.layout is torch.strided or value.layout is torch.jagged:
+            return None
+        return "a dense tensor", str(value.layout), "pass .to_dense() of it"
+    if type(value) not in _NO_TENSORS and got != "ndarray":
+        return None
+    if takes_tensor:
+        return "a tensor or a number", got, "convert it by torch.as_tensor"
+    return "a number, as its default is,", got, "leave it out for its default"
 
 
 def _copy_into(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

@@ -146,6 +146,21 @@ def _reduction(monoid: str, compute: Callable[..., torch.Tensor]) -> Primitive:
     return Primitive(f"reduce_{monoid}", REDUCE, build, lambda x: compute(x, -1, keepdim=True))
 
 
+def _extreme(function: Callable[..., torch.Tensor], sign: int) -> Callable[..., torch.Tensor]:
+    """Return a reduction that gives what all numbers surpass, by a sign, for a row of none."""
+
+    def found(x: torch.Tensor, dim: int, keepdim: bool) -> torch.Tensor:
+        if x.shape[dim]:
+            return function(x, dim, keepdim=keepdim)
+        least: float = sign * math.inf
+        if not x.is_floating_point():
+            limits = None if x.dtype is torch.bool else torch.iinfo(x.dtype)
+            least = sign > 0 if limits is None else limits.max if sign > 0 else limits.min
+        return x.new_full((*x.shape[:-1], 1), least)
+
+    return found
+
+
 def _scan(monoid: str, compute: Callable[..., torch.Tensor]) -> Primitive:
     def build(x: Ref) -> Ref:
         return scanned(monoid, x).cast(x.dtype)
@@ -227,8 +242,8 @@ _ROWS = (
     *map(_rounding, ("floor", "ceil", "trunc", "rint")),
     # --- rows
     _reduction("add", torch.sum),
-    _reduction("max", torch.amax),
-    _reduction("min", torch.amin),
+    _reduction("max", _extreme(torch.amax, -1)),
+    _reduction("min", _extreme(torch.amin, 1)),
     _scan("add", lambda x: torch.cumsum(x, -1)),
     _scan("max", _extremes(torch.cummax)),
     _scan("min", _extremes(torch.cummin)),

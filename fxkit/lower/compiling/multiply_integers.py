@@ -295,8 +295,9 @@ class _Layer:
         by_row, by_column = left.scale, right.scale
         if isinstance(by_row, fx.Node):
             flat = by_row if is_flat else self._call(aten.reshape.default, by_row, [-1, 1])
-            value = self._call(aten.mul.Tensor, value, flat)
-            return self._call(aten.mul.Tensor, value, by_column)
+            # The weight's first: of large activations the other order makes infinity.
+            value = self._call(aten.mul.Tensor, value, by_column)
+            return self._call(aten.mul.Tensor, value, flat)
         if isinstance(by_column, fx.Node):
             by_column = self._call(aten.mul.Tensor, by_column, by_row)
             return self._call(aten.mul.Tensor, value, by_column)

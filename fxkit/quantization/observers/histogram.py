@@ -104,8 +104,8 @@ class PercentileObserver(HistogramObserver):
         """Return the bounds of the share that is kept."""
         share = self.counts.cumsum(0) / self.counts.sum()
         width = 2 * self.bound / BINS
-        first = torch.searchsorted(share, torch.tensor(TAIL / 2, dtype=torch.float64))
-        last = torch.searchsorted(share, torch.tensor(1 - TAIL / 2, dtype=torch.float64))
+        ends = torch.tensor([TAIL / 2, 1 - TAIL / 2], dtype=torch.float64)
+        first, last = torch.searchsorted(share, ends).double()
         return first * width - self.bound, (last + 1) * width - self.bound
 
 

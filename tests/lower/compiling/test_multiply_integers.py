@@ -42,6 +42,21 @@ def quantized(model: nn.Module, spec: q.QuantizationSpec, *batches: Tensor):
     return fxkit.quantize(model.eval(), spec, [(batch,) for batch in batches])
 
 
+@pytest.mark.parametrize("scheme", ["affine", "symmetric"])
+@torch.no_grad()
+def test_scales_of_very_large_activations_make_no_infinity(scheme):
+    torch.manual_seed(0)
+    x = torch.randn(8, 40)
+    model = quantized(Block(bias=False), q.int8_dynamic(scheme=scheme), x)
+    compiled = fxkit.compile(model)
+    x[1, 1] = 1e37
+    for _ in range(2):
+        found = compiled(x)
+    expected = model(x)
+    assert integers_multiplied(compiled) == 2 and expected.isfinite().all()
+    assert noise(expected / 1e30, found / 1e30) < 0.02
+
+
 def integers_multiplied(compiled) -> int:
     graph = compiled.compiled_modules[-1].graph_module.graph
     return sum("integer_product" in str(node.target) for node in graph.nodes)

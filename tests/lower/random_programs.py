@@ -75,7 +75,7 @@ class _Writer:
             self._choice: 1, self._move: 5, self._join: 2, self._cast: 1, self._embedding: 1,
             self._scalar: 2, self._scan: 0.5, self._layer: 2, self._product_and_more: 1,
             self._several: 0.7, self._other: 1.5, self._write: 1, self._write_part: 0.5,
-            self._many_axes: 0.5,
+            self._many_axes: 0.5, self._sums_over_rows: 0.7,
         }  # fmt: skip
 
     def program(self) -> Program:
@@ -190,6 +190,21 @@ class _Writer:
             dims = sorted(self._random.sample(range(x.dim()), self._random.randint(2, x.dim())))
             function = self._random.choice([torch.mean, torch.sum, torch.amax, torch.var])
             self._apply(function, x, dim=dims, keepdim=self._random.random() < 0.5)
+
+    def _sums_over_rows(self) -> None:
+        """Add sums over all rows of what is as large as a value, beside reductions of its rows."""
+        x, y = self._any(2), self._any()
+        if x is None or y is None or not _broadcast(x, y) or y.dim() > x.dim():
+            return
+        if self._random.random() < 0.7:
+            self._apply(torch.mul, x, y)
+        rows = self._values[-1][1]
+        if rows.shape == x.shape and rows.is_floating_point():
+            self._apply(self._random.choice([F.softmax, F.log_softmax]), rows, dim=-1)
+        count = len(self._values)
+        self._apply(torch.Tensor.expand, y, x.shape)
+        if len(self._values) > count:
+            self._apply(torch.sum, self._values[-1][1], dim=list(range(x.dim() - 1)))
 
     def _scan(self) -> None:
         x = self._any(1)

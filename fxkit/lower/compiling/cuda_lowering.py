@@ -56,6 +56,11 @@ class CudaPolicy(Policy):
         """Where kernels run; what lies elsewhere is left to eager."""
         return self.gpu
 
+    @property
+    def sums_over_rows(self) -> bool:
+        """Whether kernels that reduce rows take in sums over all rows: their blocks share none."""
+        return False
+
     def refusal(self, kernel: Kernel) -> str | None:
         """Return why there is no CUDA text for a kernel, or None."""
         return choose_thread_mapping.objection(kernel)

@@ -194,7 +194,7 @@ class _Partitioner:
     def _group(self, first: Candidate, *, is_strict: bool = False) -> FusionGroup:
         """Return a region that has yet to take in its first member."""
         space = first_space(first)
-        may_sum = not is_strict and self._policy.device.type == "cpu"
+        may_sum = not is_strict and self._policy.sums_over_rows
         return FusionGroup(space, is_strict=is_strict, may_sum=may_sum, rounds=self._policy.rounds)
 
     def _is_slow(self, found: Candidate) -> bool:

@@ -34,6 +34,11 @@ class Policy:
         """Where kernels run; what lies elsewhere is left to eager."""
         return torch.device("cpu")
 
+    @property
+    def sums_over_rows(self) -> bool:
+        """Whether kernels that reduce rows take in sums over all rows."""
+        return True
+
     def refusal(self, kernel: Kernel) -> str | None:
         """Return why the target's printer can't print the kernel of a node, or None if it can."""
         return None

@@ -14,6 +14,7 @@ from torch import fx
 
 from fxkit.analysis.dependencies import EffectOrder
 from fxkit.analysis.effects import effects_of
+from fxkit.analysis.shared_memory import memory_below
 from fxkit.ir.numbers import number_key
 from fxkit.ir.op import resolve
 from fxkit.ir.op_table import GIVES_ITSELF
@@ -158,7 +159,8 @@ def is_seen_apart(node: fx.Node, other: fx.Node, known: dict[fx.Node, bool] | No
             true of `other` when it takes over the users of a node that nobody would miss.
     """
     call = resolve(node)
-    if call is not None and call.name in GIVES_ITSELF:
+    gives_itself = call is not None and call.name in GIVES_ITSELF
+    if gives_itself and any(one is not node for one in memory_below(node).surely):
         return False
     known = {} if known is None else known
     if _is_set(node, known) or _is_set(other, known):

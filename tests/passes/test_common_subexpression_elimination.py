@@ -222,3 +222,29 @@ def test_two_reads_of_one_buffer_are_one_node() -> None:
     gm = fx.GraphModule(_State(), graph)
     PassManager([CommonSubexpressionElimination()]).run(gm)
     assert [str(n.target) for n in gm.graph.nodes if n.op == "get_attr"] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    "trace", [fxkit.symbolic_trace, lambda f: fxkit.capture(f, (X,)).graph_module]
+)
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda x: x.mT.contiguous(),
+        lambda x: x[:, ::2].contiguous(),
+        lambda x: x.mT.flatten(),
+        lambda x: x.contiguous(),
+        lambda x: x.to(torch.float64),
+    ],
+)
+def test_equal_copies_that_both_leave_stay_two(copied, trace):
+    def program(x):
+        return copied(x), copied(x)
+
+    gm = trace(program)
+    fxkit.PassManager([CommonSubexpressionElimination()], args=(X,)).run(gm)
+    expected, found = program(X), gm(X)
+    torch.testing.assert_close(found, expected)
+    assert (found[0] is found[1]) == (expected[0] is expected[1])
+    shares = [a.data_ptr() == b.data_ptr() for a, b in (found, expected)]
+    assert shares[0] == shares[1]

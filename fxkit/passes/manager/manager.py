@@ -88,6 +88,7 @@ class PassManager:
                 f"expected verify to be one of {', '.join(VERIFY_LEVELS)}, got {verify!r}",
                 hint="leave it out to get 'each'",
             )
+        _check_limits(max_seconds, max_nodes)
         watching = checked_instruments(instruments)
         check_passes(passes)
         _check_given(args, kwargs)
@@ -223,6 +224,20 @@ def _is_registered(name: Any) -> bool:
 def _check_count(name: str, count: Any) -> None:
     if count is not None and (not isinstance(count, int) or count < 0):
         raise PassError(f"expected {name} to be a number from 0 on, got {count!r}")
+
+
+def _check_limits(max_seconds: Any, max_nodes: Any) -> None:
+    is_time = isinstance(max_seconds, (int, float)) and max_seconds >= 0
+    if max_seconds is not None and not is_time:
+        raise PassError(
+            f"expected max_seconds to be a number from 0 on, got {max_seconds!r}",
+            hint="None lets a pass take any time",
+        )
+    if max_nodes is not None and not (isinstance(max_nodes, int) and max_nodes > 0):
+        raise PassError(
+            f"expected max_nodes to be a count from 1 on, got {max_nodes!r}",
+            hint="None bounds the nodes by those that the graph has",
+        )
 
 
 def _check_folder(name: str, folder: Any) -> None:

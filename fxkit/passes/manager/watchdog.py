@@ -31,8 +31,8 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         alarm = _Alarm(threading.get_ident())
         timer = threading.Timer(seconds, alarm.ring)
         timer.daemon = True
-        timer.start()
         try:
+            timer.start()
             yield
         finally:
             timer.cancel()

@@ -249,3 +249,18 @@ def test_plain_function_may_return_another_graph():
     x = torch.randn(3)
     assert result.modified
     assert torch.equal(gm(x), torch.tanh(x) + 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"max_seconds": -1}, "expected max_seconds to be a number from 0 on, got -1"),
+        ({"max_seconds": float("nan")}, "expected max_seconds to be a number from 0 on, got nan"),
+        ({"max_seconds": "k"}, "expected max_seconds to be a number from 0 on, got 'k'"),
+        ({"max_nodes": 0}, "expected max_nodes to be a count from 1 on, got 0"),
+        ({"max_nodes": "k"}, "expected max_nodes to be a count from 1 on, got 'k'"),
+    ],
+)
+def test_limits_that_are_none_are_refused(option, message):
+    with pytest.raises(PassError, match=message):
+        PassManager([], **option)

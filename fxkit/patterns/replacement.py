@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from fxkit.analysis.effects import effects_of
-from fxkit.analysis.shared_memory import memory_below, shares_memory
+from fxkit.analysis.shared_memory import shares_memory
 from fxkit.ir.op import Call, resolve
 from fxkit.patterns.operand_checks import OperandRequirements
 from fxkit.patterns.pattern_nodes import PatternNode
@@ -43,14 +43,6 @@ class Template:
     def reused(self) -> tuple[PatternNode, ...]:
         """The pattern nodes whose matched nodes its body or its values take."""
         return tuple(self.reuses[node] for node in self.inputs if node in self.reuses)
-
-    @functools.cached_property
-    def written(self) -> frozenset[fx.Node]:
-        """The inputs to whose memory it writes, by the schemas of what it calls."""
-        effects = [effect for effect in map(effects_of, self.body) if not effect.is_opaque]
-        writes = [w for effect in effects for w in effect.writes if isinstance(w, fx.Node)]
-        below = itertools.chain.from_iterable(memory_below(w, self.body).may for w in writes)
-        return self.inputs.intersection(below)
 
     @functools.cached_property
     def is_all_new(self) -> bool:

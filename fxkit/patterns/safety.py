@@ -20,7 +20,6 @@ from fxkit.analysis.shared_memory import (
     is_with_caller,
     memory_above,
     memory_around,
-    memory_below,
     who_notices,
 )
 from fxkit.ir.op import Attribute, resolve
@@ -61,8 +60,6 @@ class Safety:
     def refusal(self, rule: Rule, match: Match) -> str | None:
         """Return why the match may not be rewritten, or None when it may."""
         reason = self._escape(rule, match)
-        if reason is None and not (self._all_pure and not rule.template.written):
-            reason = _changed_write(rule, match)
         if len(match.outputs) > 1:
             return reason or self._several(rule, match)
         if self._all_pure and rule.template.is_all_new:
@@ -260,30 +257,6 @@ class Safety:
             for writer in self._order.aliases.writers(read)
             if any(isinstance(written, Attribute) for written in effects_of(writer).writes)
         ]
-
-
-def _changed_write(rule: Rule, match: Match) -> str | None:
-    """Return which operand is written to on one side of the rule alone, if that can be seen."""
-    kept = {match.values.get(operation) for operation in rule.template.reused}
-    before: set[fx.Node | Attribute] = set()
-    for node in match.matched:
-        effects = effects_of(node)
-        for written in () if node in kept or effects.is_opaque else effects.writes:
-            is_node = isinstance(written, fx.Node)
-            before.update(memory_below(written, match.matched).may if is_node else (written,))
-    after = {bound_to(rule, match, one) for one in rule.template.written}
-    for operand in (before - match.matched) ^ after:
-        if not isinstance(operand, fx.Node) or _is_seen(operand, match):
-            side = "its replacement" if operand in after else "the match"
-            return f"{side} alone would write to {format_value(operand)}, and that can be seen"
-    return None
-
-
-def _is_seen(operand: fx.Node, match: Match) -> bool:
-    """Tell whether anybody but a match may read the memory of one of its operands."""
-    if operand.op in ("placeholder", "get_attr") or effects_of(operand).aliases:
-        return True
-    return any(user not in match.matched for user in operand.users)
 
 
 # So many values and users of one memory are looked at, for the time a decision takes.
